@@ -181,22 +181,16 @@ func (q *Queue) Arrivals() int {
 	return q.arrivals
 }
 
-// TakeWindow returns the window statistics and begins a new window, if they are ready. ready
-// must not block.
-func (q *Queue) TakeWindow(ready func(w *Window) bool) (w Window, taken bool) {
+// Window returns the window statistics so far.
+func (q *Queue) Window() Window {
 	q.port.mu.Lock()
 	defer q.port.mu.Unlock()
-	if !ready(&q.window) {
-		return Window{}, false
-	}
-	w = q.window
-	q.window = w.next()
-	return w, true
+	return q.window
 }
 
-// ResetWindow begins a new window without a batch before it.
-func (q *Queue) ResetWindow() {
+// NextWindow begins a new window.
+func (q *Queue) NextWindow() {
 	q.port.mu.Lock()
-	q.window = Window{}
-	q.port.mu.Unlock()
+	defer q.port.mu.Unlock()
+	q.window = q.window.next()
 }

@@ -128,13 +128,10 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		return err
 	}
 	defer attach.Close()
-	m.fleet, err = fleet.New(fleet.Options{
+	m.fleet = fleet.New(fleet.Options{
 		Config: o.Config, Dir: o.Dir, FindModel: o.FindModel, Log: o.Log, Cache: o.Cache, Run: o.Run, ID: hex.EncodeToString(id),
 		Loop: m, Link: m.link, Network: m.network, Metrics: m.metrics,
 	})
-	if err != nil {
-		return err
-	}
 	defer m.fleet.Close()
 	m.fleet.JudgeConfiguration(o.Unread)
 

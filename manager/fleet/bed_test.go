@@ -55,8 +55,7 @@ func newFleet(t *testing.T, o Options) (fl *Fleet) {
 	o.Network = datapath.KernelNetwork(udp.Options{
 		Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0), SlabBytes: 1 << 20, RecvBuffer: 1 << 18,
 	}, o.Log)
-	fl, err := New(o)
-	must.OK(t, err)
+	fl = New(o)
 	t.Cleanup(fl.Close)
 	return fl
 }
@@ -70,7 +69,7 @@ func newBed(t *testing.T, cfg configs.Config, shares ...float64) *bed {
 	f, err := newFunction(fl, configs.Function{Name: "test", Instances: len(shares)}, testCard())
 	must.OK(t, err)
 	for i, percent := range shares {
-		f.instances[i].sharing.SetShare(percent)
+		f.instances[i].setShare(percent)
 	}
 	f.port.Start(fl.metrics.Of(f.name))
 	b := &bed{f, t}

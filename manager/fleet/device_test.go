@@ -50,8 +50,8 @@ func TestAutoWithoutGPU(t *testing.T) {
 	b.mechanism = "cgroup-v2"
 	b.turns()
 	b.serves("a")
-	if f := b.functions.find("a"); (b.sharing.Device.GPU != nil) || f.sharing.Change != configs.ChangeShadow {
-		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.sharing.Device.GPU != nil), f.sharing.Change)
+	if f := b.functions.find("a"); (b.sharing.Device.GPU != nil) || f.change() != configs.ChangeShadow {
+		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.sharing.Device.GPU != nil), f.change())
 	}
 	for _, p := range b.told.Processes {
 		if p.SMGroups != nil {
@@ -69,7 +69,7 @@ func TestShareChangeOnCPU(t *testing.T) {
 	b := newNode(t, "cpu", nil, "governor", named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
-	b.instance("a", 0).sharing.SetShare(20)
+	b.instance("a", 0).setShare(20)
 	b.turns()
 	if next, _ := b.serves("a"); next == first {
 		t.Error("a new share did not come by a shadow")
@@ -138,7 +138,7 @@ func TestTimeSlicingShares(t *testing.T) {
 	b := newNode(t, "cuda", alone, sharing.MechanismTimeSlicing, named("a", 30))
 	b.turns()
 	first, _ := b.serves("a")
-	b.instance("a", 0).sharing.SetShare(60)
+	b.instance("a", 0).setShare(60)
 	b.turns()
 	if next, _ := b.serves("a"); next != first {
 		t.Error("a process was swapped for a share that nobody holds")
@@ -156,7 +156,7 @@ func TestWithoutGroups(t *testing.T) {
 	b := newNode(t, "cuda", old, sharing.MechanismMPS, named("a", 30), f)
 	b.turns()
 	for _, name := range []string{"a", "b"} {
-		if got := b.functions.find(name).sharing.Change; got != configs.ChangeShadow {
+		if got := b.functions.find(name).change(); got != configs.ChangeShadow {
 			t.Errorf("%s changes by %s, want shadow", name, got)
 		}
 	}
@@ -173,7 +173,7 @@ func TestTooManyInstances(t *testing.T) {
 		}
 	}
 	first, _ := b.serves("a")
-	b.instance("a", 0).sharing.SetShare(20)
+	b.instance("a", 0).setShare(20)
 	b.turns()
 	if next, _ := b.serves("a"); next == first {
 		t.Error("the new percentage did not come by a shadow")

@@ -67,9 +67,6 @@ func (fl *Fleet) follow(c configs.Config) error {
 	}
 	fl.keepWorkers(before)
 	err = e.commit()
-	if fl.cfg.Guarantees() && !slices.Equal(before, fl.cfg.Workers) {
-		fl.sharing.Guarantee()
-	}
 	fl.keep()
 	fl.noteRestart(c)
 	return err
@@ -79,7 +76,7 @@ func (fl *Fleet) follow(c configs.Config) error {
 func (fl *Fleet) keepWorkers(before []configs.Worker) {
 	fl.file.leaving = nil
 	for _, w := range before {
-		if _, stays := fl.cfg.Worker(w.Name); !stays && fl.sharing.Hosts(w.Name) {
+		if _, stays := fl.cfg.Worker(w.Name); !stays && fl.functions.hosts(w.Name) {
 			fl.cfg.Workers = append(fl.cfg.Workers, w)
 			fl.file.leaving = append(fl.file.leaving, w)
 		}
@@ -88,24 +85,20 @@ func (fl *Fleet) keepWorkers(before []configs.Worker) {
 
 // dropWorkers removes the workers of keepWorkers whose last member has left.
 func (fl *Fleet) dropWorkers() {
-	kept := len(fl.file.leaving)
 	fl.file.leaving = slices.DeleteFunc(fl.file.leaving, func(w configs.Worker) bool {
-		if fl.sharing.Hosts(w.Name) {
+		if fl.functions.hosts(w.Name) {
 			return false
 		}
 		fl.cfg.Workers = slices.DeleteFunc(fl.cfg.Workers, func(other configs.Worker) bool { return other.Name == w.Name })
 		return true
 	})
-	if len(fl.file.leaving) < kept && fl.cfg.Guarantees() {
-		fl.sharing.Guarantee()
-	}
 }
 
 // noteRestart records which edited keys take effect only at a restart.
 func (fl *Fleet) noteRestart(c configs.Config) {
 	c.Functions, c.Workers = fl.cfg.Functions, slices.Concat(c.Workers, fl.file.leaving)
 	c.RuntimeDir, c.Log = fl.cfg.RuntimeDir, fl.cfg.Log // flags may have set these
-	if fl.sharing.FellBack && !c.PolicySet {
+	if fl.fellBack && !c.PolicySet {
 		c.Shares.Policy = fl.cfg.Shares.Policy
 	}
 	fl.file.needRestart(configs.ChangedKeys(fl.cfg, c), fl.log)
@@ -192,7 +185,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	if err := f.checkEntry(want); err != nil {
 		return nil, err
 	}
-	c := &change{f: f, want: want, shares: (fl.cfg.Guarantees() || f.sharing.Change != configs.ChangeNone) && (have.SharePercent != want.SharePercent || f.sharing.ByHand != 0)}
+	c := &change{f: f, want: want, shares: (fl.cfg.Guarantees() || f.change() != configs.ChangeNone) && (have.SharePercent != want.SharePercent || f.byHand != 0)}
 	card := f.model.desired
 	if model := cmp.Or(want.Model, want.Name); model != cmp.Or(have.Model, have.Name) {
 		var err error
@@ -282,7 +275,7 @@ func (c *change) commit() error {
 	f, fl := c.f, c.f.fleet
 	if !fl.file.saved(f.name) {
 		f.log.Warn().Msg("configuration names a function of `penstock if add`; using the entry of the file")
-	} else if f.sharing.ByHand != 0 || !fl.file.follows(f.config) {
+	} else if f.byHand != 0 || !fl.file.follows(f.config) {
 		f.log.Warn().Msg("configuration changes a function that `penstock if` changed; using the entry of the file")
 	}
 	f.trial.settle(fmt.Errorf("add function %s: the configuration has added it; see `penstock if list`", f.name))
@@ -290,7 +283,8 @@ func (c *change) commit() error {
 	before := f.config
 	f.config = c.want
 	if c.shares {
-		fl.sharing.Edited(f.sharing)
+		f.byHand = 0
+		f.shareEdits++
 	}
 	if before.Pictures != c.want.Pictures {
 		f.port.SetPictures(c.want.Pictures.Interval())

@@ -67,6 +67,7 @@ type Fleet struct {
 	generations  generations
 	orchestrator orchestrator
 	sharing      *sharing.Sharing
+	fellBack     bool // the policy is gslice because this GPU cannot hold the configured guarantees
 	faults       faults
 	file         configFile
 	recorder     recorder
@@ -91,7 +92,7 @@ func newOrder(text string) (o Order, done func(error)) {
 var ErrStopped = errors.New("manager has stopped")
 
 // New returns a fleet without functions. Close frees it.
-func New(o Options) (*Fleet, error) {
+func New(o Options) *Fleet {
 	fl := &Fleet{
 		cfg: o.Config, find: o.FindModel, log: o.Log, started: time.Now(),
 		loop: o.Loop, metrics: o.Metrics, network: o.Network,
@@ -104,12 +105,8 @@ func New(o Options) (*Fleet, error) {
 		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),
 		Device: fl.cfg.Device, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
 	}}
-	var err error
-	fl.sharing, err = sharing.New(sharing.Options{Config: &fl.cfg, Dir: o.Dir, Cache: o.Cache, Started: fl.started, Log: fl.log})
-	if err != nil {
-		return nil, fmt.Errorf("shares: %w", err)
-	}
-	return fl, nil
+	fl.sharing = sharing.New(sharing.Options{Config: &fl.cfg, Dir: o.Dir, Cache: o.Cache, Log: fl.log})
+	return fl
 }
 
 // Close frees all memory and ports, whatever state the functions are in.
@@ -125,16 +122,18 @@ func (fl *Fleet) Close() {
 // state if that changed.
 func (fl *Fleet) Step() {
 	fl.judge()
+	fl.reshare()
 	if fl.sharing.Device.Known { // shares and memory of processes depend on it
 		fl.functions.eachInstance((*instance).step)
 	}
 	if had := len(fl.functions); had > 0 {
-		fl.functions = slices.DeleteFunc(fl.functions, (*function).reap)
+		if fl.functions = slices.DeleteFunc(fl.functions, (*function).reap); len(fl.functions) < had {
+			fl.reshare()
+		}
 	}
 	fl.dropWorkers()
 	fl.followWaiting()
 	fl.heal()
-	fl.sharing.Step()
 	fl.publish()
 }
 
@@ -147,9 +146,7 @@ func (fl *Fleet) Observe(o control.Observed) {
 	if another {
 		fl.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
 	}
-	if fl.sharing.Observe(&o) {
-		fl.functions.eachInstance((*instance).forgetDevice)
-	}
+	fl.share(time.Since(fl.started), occasion{observed: &o})
 	if fl.sharing.Device.MPS {
 		if lost := fl.faults.lost(&o); len(lost) > 0 {
 			fl.deviceFailed(&o, lost)
@@ -175,11 +172,12 @@ func (fl *Fleet) Watch() {
 	for _, f := range fl.functions {
 		f.watch()
 	}
-	fl.sharing.Watch(time.Now())
+	fl.share(time.Since(fl.started), occasion{counts: true})
+	fl.sharing.Watch()
 }
 
 // Tune adapts the shares. The control loop calls it at the configured interval.
-func (fl *Fleet) Tune() { fl.sharing.Tune(time.Now()) }
+func (fl *Fleet) Tune() { fl.share(time.Since(fl.started), occasion{interval: true}) }
 
 // Admit gives a process its memory, if the process is desired.
 func (fl *Fleet) Admit(conn *control.AttachConn, hello control.Attach) {
@@ -242,6 +240,7 @@ func (fl *Fleet) RestoreFiles() {
 
 // Snapshot describes the functions.
 func (fl *Fleet) Snapshot() (s observe.Snapshot) {
+	fl.reshare() // what it decided last may be older than the processes
 	s.Status = control.Status{
 		Started: fl.started.UTC(), Policy: string(fl.cfg.Shares.Policy), Lab: fl.cfg.Lab.String(),
 		Mechanism: fl.orchestrator.observed.Mechanism, Device: fl.sharing.Device.GPU, Faults: control.FaultStatus{Count: fl.faults.count},
@@ -253,7 +252,7 @@ func (fl *Fleet) Snapshot() (s observe.Snapshot) {
 		s.Functions = append(s.Functions, observe.Function{
 			Stats: stats, Histograms: fl.metrics.Of(f.name), Picture: f.port.PictureNumber(),
 			Serving: f.instances.serving(), Failures: f.instances.failures(),
-			PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: f.sharing.Uses(),
+			PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: fl.sharing.Uses(f.name),
 		})
 	}
 	return s

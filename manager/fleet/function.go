@@ -11,25 +11,28 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/observe"
-	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
 
 // function is one inference function: a model behind a UDP port. The control loop owns it.
 type function struct {
-	fleet     *Fleet
-	name      string
-	log       zerolog.Logger
-	config    configs.Function
-	model     modelHistory
-	setup     // the current one
-	sharing   *sharing.Function
-	port      *datapath.Port // nil until it is open
-	camera    *camera        // nil for Penstock's protocol
-	instances instances
+	fleet  *Fleet
+	name   string
+	log    zerolog.Logger
+	config configs.Function
+	model  modelHistory
+	setup  // the current one
+	// byHand is the percent per instance that was set by hand, if shares are not tuned; else 0. shareEdits
+	// counts edits of share_percent.
+	byHand     float64
+	shareEdits int
+	port       *datapath.Port // nil until it is open
+	camera     *camera        // nil for Penstock's protocol
+	instances  instances
 
 	removing bool
+	leaves   bool       // its share goes to the others: it is removed from a node that goes on
 	removeBy time.Time  // when the manager stops waiting for answers
 	gone     chan error // closed when the function is removed: its name and its port are free
 	held     string     // why the function is held back; "" if it is not
@@ -68,7 +71,6 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 	}
 	f.model = modelHistory{desired: card, setups: map[*models.Card]setup{card: f.setup}}
 	logWarnings(card, f.log)
-	f.sharing = fl.sharing.NewFunction(f, f.log)
 	defer func() {
 		if err != nil {
 			f.close()
@@ -127,12 +129,8 @@ func checkPictures(rate configs.PictureRate, card *models.Card) error {
 	return nil
 }
 
-// Configuration, Objective and WorkerOf make a function a sharing.Host.
-func (f *function) Configuration() configs.Function { return f.config }
-
-func (f *function) Objective() time.Duration { return f.slo }
-
-func (f *function) WorkerOf(card *models.Card) string { return f.setupFor(card).worker }
+// workerOf names the worker of the processes that run a card; empty: they are not in one.
+func (f *function) workerOf(card *models.Card) string { return f.setupFor(card).worker }
 
 // watch looks for refused pictures and hung processes.
 func (f *function) watch() {
@@ -165,7 +163,7 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 			Bytes: f.model.desired.Input.WireBytes(), WireType: string(f.model.desired.Input.WireType), WireLayout: string(f.model.desired.Input.WireLayout),
 		},
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
-		Unsaved: f.fleet.file.unsaved(f.config, f.sharing.ByHand), Worker: f.worker,
+		Unsaved: f.fleet.file.unsaved(f.config, f.byHand), Worker: f.worker,
 	}
 	s.Residency = residencyStatus(f.instances[0].residency()) // a member has one instance
 	s.Camera = f.camera.status(&f.config, &stats.Requests, f.log)
@@ -175,6 +173,6 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 	for _, in := range f.instances {
 		s.Instances = append(s.Instances, in.status())
 	}
-	f.sharing.Status(&s)
+	f.fleet.sharing.Status(&s)
 	return s
 }

@@ -57,10 +57,11 @@ func TestDrainWhileSharing(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 60), named("b", 30))
 	b.turns()
 	b.Drain()
-	a, left := b.functions.find("a"), b.functions.find("b")
-	b.sharing.Forget(a.sharing)
+	b.functions.find("a").leaves = true
+	left := b.functions.find("b")
 	left.config.SharePercent = 90
-	b.sharing.Edited(left.sharing)
+	left.shareEdits++
+	b.reshare()
 	if got := b.instance("b", 0).pair.Share(); got != 90 {
 		t.Errorf("b has %v %%, want the 90 that are free", got)
 	}

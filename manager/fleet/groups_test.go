@@ -15,7 +15,6 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/manager/policy/partition"
@@ -29,12 +28,12 @@ func TestShareChangeMoves(t *testing.T) {
 	a, before := b.serves("a")
 	other, _ := b.serves("b")
 	was := slices.Clone(before.on)
-	b.instance("a", 0).sharing.SetShare(25)
-	b.instance("b", 0).sharing.SetShare(75)
+	b.instance("a", 0).setShare(25)
+	b.instance("b", 0).setShare(75)
 	b.stuck = true
 	b.turns()
-	if got := b.instance("b", 0); !got.sharing.Moving() || !slices.Equal(b.fakes[victim{place{"b", 0}, other}].on, got.sharing.Placement.Groups) {
-		t.Errorf("b is ordered %v while a has not left; moving %v", got.sharing.Placement.Groups, got.sharing.Moving())
+	if got := b.ordered("b"); !slices.Equal(b.fakes[victim{place{"b", 0}, other}].on, got) {
+		t.Errorf("b is ordered %v while a has not left", got)
 	}
 	b.stuck = false
 	b.turns()
@@ -92,8 +91,8 @@ func TestNewFunctionAwaitsGroups(t *testing.T) {
 	must.OK(t, b.add(wanting("new", 50)))
 	b.turns()
 	in := b.instance("new", 0)
-	if in.pair.Active() != nil || len(in.sharing.Placement.Groups) != 0 {
-		t.Fatalf("it is ordered %v, and a has not left anything", in.sharing.Placement.Groups)
+	if got := b.ordered("new"); in.pair.Active() != nil || len(got) != 0 {
+		t.Fatalf("it is ordered %v, and a has not left anything", got)
 	}
 	for _, d := range b.told.Processes {
 		if d.IF == "new" && (d.Role != control.Shadow || d.SMGroups != nil) {
@@ -166,51 +165,14 @@ func TestAddAwaitsGroups(t *testing.T) {
 	b.serves("c")
 }
 
-// TestMoveTimeout: a process has the whole time to move from the order on, from its hand-over on, and
-// from its last batch size on.
-func TestMoveTimeout(t *testing.T) {
-	long := 2 * sharing.MoveTimeout
-	for _, c := range []struct {
-		name  string
-		small bool // it is still getting batch sizes
-		edit  func(in *instance, now time.Duration)
-		after time.Duration
-		want  control.Role
-	}{
-		{"before its time", false, func(*instance, time.Duration) {}, sharing.MoveTimeout / 2, control.Serve},
-		{"after its time", false, func(*instance, time.Duration) {}, sharing.MoveTimeout, control.Kill},
-		{"ordered while it was linking", false, func(in *instance, now time.Duration) { in.sharing.Placement.Since = now - long }, 0, control.Serve},
-		{"served since then", false, func(in *instance, now time.Duration) { in.sharing.Placement.Since = now - long }, sharing.MoveTimeout, control.Kill},
-		{"still growing", true, func(*instance, time.Duration) {}, long, control.Serve},
-		{"grown only now", false, func(in *instance, now time.Duration) {
-			in.sharing.Placement.Since, in.ringSince = now-long, now-long
-			in.batchesSince = now
-		}, 0, control.Serve},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
-			b.small = c.small
-			b.turns()
-			first, _ := b.serves("a")
-			b.stuck = true
-			in := b.instance("a", 0)
-			in.sharing.SetShare(25)
-			b.turns()
-			now := runclock.Now()
-			c.edit(in, now)
-			in.sharing.WatchMove(now+c.after, in.movable())
-			if got := in.pair.Process(first).Role; got != c.want {
-				t.Fatalf("its role is %s, want %s", got, c.want)
-			}
-			if c.want != control.Kill {
-				return
-			}
-			b.turns()
-			if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.sharing.Placement.Groups) {
-				t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.sharing.Placement.Groups)
-			}
-		})
-	}
+// ordered are the groups that instance 0 of a function was ordered to.
+func (b *nodeBed) ordered(name string) []int { return b.status(name).Instances[0].SMGroups }
+
+// moving reports whether instance 0 of a function does not run on its groups.
+func (b *nodeBed) moving(name string) bool {
+	b.t.Helper()
+	_, p := b.serves(name)
+	return !slices.Equal(p.groups(), b.ordered(name))
 }
 
 // modelNeeds sets the minimum number of groups for the models of these names.
@@ -240,11 +202,11 @@ func TestMinimumOfTwoGroups(t *testing.T) {
 	b.turns()
 	generation, p := b.serves("vgg")
 	in := b.instance("vgg", 0)
-	if generation != 2 || len(p.groups()) != 2 || !slices.Equal(p.groups(), in.sharing.Placement.Groups) {
+	if generation != 2 || len(p.groups()) != 2 || !slices.Equal(p.groups(), b.ordered("vgg")) {
 		t.Errorf("generation %d serves on groups %v, want the second on two", generation, p.groups())
 	}
-	if b.faults.count != 0 || in.pair.Held() || in.sharing.Placement.Short {
-		t.Errorf("%d faults, held %v, short %v; want a node that is well", b.faults.count, in.pair.Held(), in.sharing.Placement.Short)
+	if b.faults.count != 0 || in.pair.Held() {
+		t.Errorf("%d faults, held %v; want a node that is well", b.faults.count, in.pair.Held())
 	}
 	if p.early != true {
 		t.Error("it is not early: what happened was held against its model")
@@ -295,21 +257,21 @@ func TestShrinkStopsAtMinimum(t *testing.T) {
 			first, _ := b.serves("a")
 			other, _ := b.serves("b")
 			in := b.instance("a", 0)
-			in.sharing.SetShare(4)
+			in.setShare(4)
 			for range 3 {
 				b.turns()
 			}
-			if next, p := b.serves("a"); next != first || len(p.groups()) != needs || in.sharing.Moving() {
+			if next, p := b.serves("a"); next != first || len(p.groups()) != needs || b.moving("a") {
 				t.Errorf("generation %d serves on groups %v, want %d on %d of those that it had", next, p.groups(), first, needs)
 			}
 			// Other functions get the groups that it does not need.
-			b.instance("b", 0).sharing.SetShare(96)
+			b.instance("b", 0).setShare(96)
 			b.turns()
 			if next, p := b.serves("b"); next != other || len(p.groups()) != 16-needs {
 				t.Errorf("generation %d of the other serves on groups %v, want %d on all that are left", next, p.groups(), other)
 			}
-			b.instance("b", 0).sharing.SetShare(30)
-			in.sharing.SetShare(50)
+			b.instance("b", 0).setShare(30)
+			in.setShare(50)
 			b.turns()
 			if _, p := b.serves("a"); b.sms(p.groups()) < 60 {
 				t.Errorf("it is on groups %v for 50 %%", p.groups())
@@ -326,8 +288,8 @@ func TestModelRunsNowhere(t *testing.T) {
 		b.turns()
 	}
 	in := b.instance("a", 0)
-	if in.pair.Active() != nil || in.sharing.MinGroups() != 4 || len(in.sharing.Placement.Groups) != 4 {
-		t.Errorf("active %v, at least %d groups, ordered %v; want nobody, on four at most", in.pair.Active(), in.sharing.MinGroups(), in.sharing.Placement.Groups)
+	if got := b.ordered("a"); in.pair.Active() != nil || len(got) != 4 {
+		t.Errorf("active %v, ordered %v; want none, on four at most", in.pair.Active(), got)
 	}
 	if in.failures.reason == "" {
 		t.Error("it does not say why")
@@ -338,8 +300,8 @@ func TestModelRunsNowhere(t *testing.T) {
 	must.OK(t, err)
 	b.needs = func(victim) int { return 99 }
 	b.givenUp(end, tooFew)
-	if now, _ := b.serves("b"); now != was || b.instance("b", 0).sharing.MinGroups() != 0 {
-		t.Errorf("generation %d serves, at least %d groups; want %d, as before", now, b.instance("b", 0).sharing.MinGroups(), was)
+	if now, _ := b.serves("b"); now != was {
+		t.Errorf("generation %d serves; want %d, as before", now, was)
 	}
 }
 
@@ -371,17 +333,17 @@ func TestInfeasibleGroup(t *testing.T) {
 	if generation != 2 || len(p.groups()) != 1 || p.groups()[0] == bad {
 		t.Errorf("generation %d serves on groups %v, want the second on one that is not %d", generation, p.groups(), bad)
 	}
-	if in := b.instance("vgg", 0); in.sharing.MinGroups() > 1 || in.sharing.Moving() {
-		t.Errorf("at least %d groups, moving %v; want it settled on one", in.sharing.MinGroups(), in.sharing.Moving())
+	if b.moving("vgg") {
+		t.Errorf("ordered %v, and on others; want it settled on one", b.ordered("vgg"))
 	}
 	// Its successor also begins there, on one group.
 	b.fakes[victim{place{"vgg", 0}, generation}].die(control.Failed, "killed")
 	b.instance("vgg", 0).lost(generation)
 	b.instance("vgg", 0).endAwait(generation)
-	was := slices.Clone(b.instance("vgg", 0).sharing.Placement.Groups)
+	was := slices.Clone(b.ordered("vgg"))
 	for range 12 {
 		b.turn()
-		if got := b.instance("vgg", 0).sharing.Placement.Groups; !slices.Equal(got, was) {
+		if got := b.ordered("vgg"); !slices.Equal(got, was) {
 			t.Fatalf("ordered %v after a death, want %v", got, was)
 		}
 	}
@@ -475,8 +437,8 @@ func TestNoGroupsLeft(t *testing.T) {
 		b.turns()
 	}
 	in := b.instance("vgg", 0)
-	if in.pair.Active() != nil || !in.sharing.Placement.Short || in.pair.Last() < 3 {
-		t.Errorf("active %v, short %v, %d generations; want one that fails again and again, and is said to", in.pair.Active(), in.sharing.Placement.Short, in.pair.Last())
+	if in.pair.Active() != nil || in.pair.Last() < 3 {
+		t.Errorf("active %v, %d generations; want one that fails again and again", in.pair.Active(), in.pair.Last())
 	}
 	for _, f := range functions {
 		if g, _ := b.serves(f.Name); g != 1 {
@@ -495,8 +457,8 @@ func TestNoGroupsLeft(t *testing.T) {
 	for range 3 {
 		b.turns()
 	}
-	if _, p := b.serves("vgg"); len(p.groups()) != 2 || in.sharing.Placement.Short {
-		t.Errorf("it serves on groups %v, short %v; want two", p.groups(), in.sharing.Placement.Short)
+	if _, p := b.serves("vgg"); len(p.groups()) != 2 {
+		t.Errorf("it serves on groups %v; want two", p.groups())
 	}
 	if err := b.add(named("f07", 5)); !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "need more than one group") {
 		t.Errorf("another one where a model needs the group: error %v", err)
@@ -512,20 +474,20 @@ func TestPartialWarmup(t *testing.T) {
 	first, p := b.serves("a")
 	in := b.instance("a", 0)
 	s := b.status("a").Instances[0].Processes[0]
-	if !p.early || !in.sharing.Growing() || !slices.Equal(s.Batches, []int{1}) || !s.WarmingUp {
+	if !p.early || !slices.Equal(s.Batches, []int{1}) || !s.WarmingUp {
 		t.Errorf("%+v, status %+v, want it to serve with batches of 1", p, s)
 	}
 	if got := in.f.memory.ephemeralBytes; got != 1 {
 		t.Errorf("%d bytes of a batch, want the smallest one's", got)
 	}
 	// Its performance until then is no reason to change its share.
-	in.report(first, control.Report{Generation: first, Limit: 1, Fit: control.FitUnder})
-	if in.sharing.Fit != control.FitUnknown {
-		t.Errorf("fit %q while it grows", in.sharing.Fit)
+	b.reports(in, control.Report{Generation: first, Limit: 1, Fit: control.FitUnder})
+	if fit := b.status("a").Fit; fit != control.FitUnknown {
+		t.Errorf("fit %q while it grows", fit)
 	}
 	b.small = false
 	b.turns()
-	if s := b.status("a").Instances[0].Processes[0]; in.sharing.Growing() || !slices.Equal(s.Batches, testCard().Batches) || s.WarmingUp {
+	if s := b.status("a").Instances[0].Processes[0]; !slices.Equal(s.Batches, testCard().Batches) || s.WarmingUp {
 		t.Errorf("status %+v, want all batch sizes", s)
 	}
 	if got := in.f.memory.ephemeralBytes; got != 3 {
@@ -535,40 +497,15 @@ func TestPartialWarmup(t *testing.T) {
 	in.pair.Renew()
 	b.turns()
 	next, p := b.serves("a")
-	if next == first || p.early || in.sharing.Growing() {
+	if next == first || p.early {
 		t.Errorf("generation %d %+v, want another, whole from the beginning", next, p)
 	}
 	b.fakes[victim{place{"a", 0}, next}].die(control.Failed, "killed")
 	b.instance("a", 0).lost(next)
 	b.instance("a", 0).endAwait(next)
 	b.turns()
-	if _, p := b.serves("a"); !p.early || !in.sharing.Growing() {
+	if _, p := b.serves("a"); !p.early || !b.status("a").Instances[0].Processes[0].WarmingUp {
 		t.Errorf("%+v, want it early after a death", p)
-	}
-}
-
-// Each set of groups that a process ever used costs memory until the process ends.
-func TestRenewAfterManySets(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
-	b.turns()
-	first, _ := b.serves("a")
-	in := b.instance("a", 0)
-	home := in.sharing.Placement.Groups
-	for i := range partition.MaxSets {
-		in.sharing.Placement.Order([]int{1000 + i}, 0)
-		in.sharing.Placement.Assign(first, func() (int, []int) { return 0, nil })
-		in.sharing.Placement.Visit(first)
-	}
-	in.sharing.Placement.Order(home, 0)
-	in.sharing.SetShare(25)
-	b.turns()
-	next, p := b.serves("a")
-	if next == first || !slices.Equal(p.on, in.sharing.Placement.Groups) {
-		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.sharing.Placement.Groups)
-	}
-	b.turns()
-	if again, _ := b.serves("a"); again != next {
-		t.Errorf("generation %d gave way to %d for nothing", next, again)
 	}
 }
 
@@ -629,7 +566,7 @@ func TestNodeComesToRest(t *testing.T) {
 				}
 			case "share":
 				if f != nil {
-					f.instances[0].sharing.SetShare(float64(rapid.IntRange(5, 33).Draw(r, "percent")))
+					f.instances[0].setShare(float64(rapid.IntRange(5, 33).Draw(r, "percent")))
 				}
 			case "remove":
 				if f != nil && !f.removing {
@@ -672,7 +609,7 @@ func TestNodeComesToRest(t *testing.T) {
 		}
 		b.turns()
 		rest := func() bool {
-			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.instances.serving() || f.removing || f.instances[0].sharing.Moving() })
+			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.instances.serving() || f.removing || b.moving(f.name) })
 		}
 		wait.Until(func() bool {
 			b.turn() // the manager believes some ends only after a while
@@ -680,7 +617,7 @@ func TestNodeComesToRest(t *testing.T) {
 		})
 		for _, f := range b.functions {
 			_, p := b.serves(f.name)
-			if want := f.instances[0].sharing.Placement.Groups; len(want) == 0 || !slices.Equal(p.groups(), want) || f.instances[0].sharing.Moving() {
+			if want := b.ordered(f.name); len(want) == 0 || !slices.Equal(p.groups(), want) {
 				t.Fatalf("%s runs on %v, want %v", f.name, p.groups(), want)
 			}
 		}

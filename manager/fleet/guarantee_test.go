@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"math"
 	"strings"
 	"testing"
@@ -51,21 +52,40 @@ func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 	return all
 }
 
+// reports lets an instance's process report.
+func (b *nodeBed) reports(in *instance, r control.Report) {
+	in.report(r.Generation, r)
+	b.reshare()
+}
+
+// sees lets the orchestrator report on one process.
+func (b *nodeBed) sees(p control.ObservedProcess) {
+	b.share(b.clock, occasion{observed: &control.Observed{CPUs: 2, Processes: []control.ObservedProcess{p}}})
+}
+
 // receive lets an instance receive requests within one second.
 func (b *nodeBed) receive(in *instance, requests int) {
-	d, traffic := &in.sharing.Entitled.Demand, b.traffic(in)
-	d.Observe(traffic.arrivals, b.clock)
-	traffic.arrivals += requests
+	b.share(b.clock, occasion{counts: true})
+	b.traffic(in).arrivals += requests
 	b.clock += time.Second
-	d.Observe(traffic.arrivals, b.clock)
+	b.share(b.clock, occasion{counts: true})
 }
 
 // load lets an instance receive rate requests of that cost within one second.
 func (b *nodeBed) load(name string, rate int, cost time.Duration) {
 	in := b.instance(name, 0)
-	in.sharing.Entitled.Cost = cost
+	r := in.reported.Report
+	host := cmp.Or(in.f.worker, name)
+	r.Generation, _ = b.serves(name)
+	if r.Ran == 0 {
+		r.CPUNanos = b.cpu[host]
+		b.reports(in, r)
+	}
+	b.cpu[host] += int64(2*rate) * int64(cost) // of 2 CPUs
+	r.Ran, r.CPUNanos, r.EachNanos = r.Ran+int64(rate), b.cpu[host], int64(cost)
+	b.reports(in, r)
 	b.receive(in, rate)
-	b.sharing.Guarantee()
+	b.share(b.clock, occasion{interval: true})
 	b.turn()
 }
 
@@ -96,7 +116,7 @@ func TestGuarantee(t *testing.T) {
 				b.load("quick", 100, time.Millisecond)
 			}
 			quick, slow := b.wanted("quick")[control.Serve], b.wanted("slow")[control.Serve]
-			if g := 100 * b.instance("quick", 0).sharing.Entitled.Action.Guarantee; g < 14 || g > 17 || math.Abs(g+slow.GuaranteePercent-90) > 1 {
+			if g := b.status("quick").Guarantee.Percent; g < 14 || g > 17 || math.Abs(g+slow.GuaranteePercent-90) > 1 {
 				t.Errorf("guarantees %v %% and %v %%, want some 15 and the rest of 90", g, slow.GuaranteePercent)
 			}
 			if quick.GuaranteePercent < 22 || quick.GuaranteePercent > 28 {
@@ -114,15 +134,14 @@ func TestGuarantee(t *testing.T) {
 			// A new function has a guarantee at once; a removed one frees its own.
 			must.OK(t, b.add(objective("new", 20*time.Millisecond)))
 			b.turn()
-			if in := b.instance("new", 0); in.sharing.Entitled.Action.Guarantee == 0 {
+			if b.status("new").Guarantee.Percent == 0 {
 				t.Error("a new function has no guarantee")
 			}
 			must.OK(t, b.remove("slow"))
-			b.sharing.Guarantee()
 			b.turns()
 			sum := 0.0
 			for _, name := range []string{"quick", "new"} {
-				sum += 100 * b.instance(name, 0).sharing.Entitled.Action.Guarantee
+				sum += b.status(name).Guarantee.Percent
 			}
 			if math.Abs(sum-90) > 2 {
 				t.Errorf("the guarantees that are left add up to %v %%, want 90", sum)
@@ -173,21 +192,21 @@ func TestGuaranteeUse(t *testing.T) {
 		IF: "a", Generation: generation, State: control.Active, Batches: testCard().Batches,
 		DeviceNanos: int64(600 * time.Millisecond), DemotedNanos: int64(150 * time.Millisecond),
 	}
-	in.observe(seen)
-	b.sharing.Tune(b.started.Add(time.Second))
+	b.sees(seen)
+	b.share(time.Second, occasion{interval: true})
 	if s := b.status("a").Guarantee; s.UsePercent != 60 || s.DemotedPercent != 15 {
 		t.Errorf("uses %v %%, %v %% demoted; want 60 and 15", s.UsePercent, s.DemotedPercent)
 	} else if s.UsedSeconds != 0.6 || s.DemotedSeconds != 0.15 {
 		t.Errorf("used %v s, %v s demoted; want 0.6 and 0.15", s.UsedSeconds, s.DemotedSeconds)
 	}
 	// A request that takes 10 ms of one CPU takes 5 ms of both.
-	in.report(generation, control.Report{Generation: generation})
-	in.report(generation, control.Report{Generation: generation, CPUNanos: int64(100 * time.Millisecond), Ran: 10})
-	if in.sharing.Entitled.Cost != 5*time.Millisecond {
-		t.Errorf("a request costs %v of the device, want 5ms", in.sharing.Entitled.Cost)
+	b.reports(in, control.Report{Generation: generation})
+	b.reports(in, control.Report{Generation: generation, CPUNanos: int64(100 * time.Millisecond), Ran: 10})
+	if got := b.status("a").Guarantee.CostMillis; got != 5 {
+		t.Errorf("a request costs %v ms of the device, want 5", got)
 	}
 	b.receive(in, 10)
-	b.sharing.Tune(b.started.Add(2 * time.Second))
+	b.share(2*time.Second, occasion{interval: true})
 	if s := b.status("a").Guarantee; s.UsePercent != 0 || math.Abs(s.NeedPercent-5*1.296) > 0.1 {
 		t.Errorf("uses %v %% and needs %v %%, want 0 and 6.5: 10 per second of 5 ms and the margin of batches of 10/3", s.UsePercent, s.NeedPercent)
 	}
@@ -199,12 +218,12 @@ func TestGuaranteeUseOverTime(t *testing.T) {
 	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", time.Second), objective("b", time.Second))
 	for name, used := range map[string]time.Duration{"a": 1200 * time.Millisecond, "b": 400 * time.Millisecond} {
 		generation, _ := b.serves(name)
-		b.instance(name, 0).observe(control.ObservedProcess{
+		b.sees(control.ObservedProcess{
 			IF: name, Generation: generation, State: control.Active, Batches: testCard().Batches,
 			DeviceNanos: int64(used), DemotedNanos: int64(used / 2),
 		})
 	}
-	b.sharing.Tune(b.started.Add(time.Second))
+	b.share(time.Second, occasion{interval: true})
 	if s := b.status("a").Guarantee; s.UsePercent != 75 || s.DemotedPercent != 37.5 {
 		t.Errorf("a uses %v %%, %v %% demoted; want 75 and 37.5", s.UsePercent, s.DemotedPercent)
 	}
@@ -219,7 +238,7 @@ func TestRise(t *testing.T) {
 	b.load("a", 10, 10*time.Millisecond)
 	before := b.status("a").Guarantee.NeedPercent
 	b.traffic(b.instance("a", 0)).arrivals += 40
-	b.sharing.Watch(b.started.Add(b.clock + time.Second))
+	b.share(b.clock+time.Second, occasion{counts: true})
 	if after := b.status("a").Guarantee.NeedPercent; after < 2*before {
 		t.Errorf("a needs %v %% of the device, and %v %% after its rate rose from 10 to 40 per second; want at least twice as much", before, after)
 	}
@@ -237,10 +256,13 @@ func TestGuaranteeUseWithinBatch(t *testing.T) {
 		{DeviceNanos: int64(200 * time.Millisecond), Ran: 8},
 	} {
 		r.Generation = generation
-		in.report(generation, r)
+		b.reports(in, r)
 	}
-	in.sharing.Replaced(true) // its model was replaced
-	in.report(generation, control.Report{Generation: generation, DeviceNanos: int64(300 * time.Millisecond), DemotedNanos: int64(50 * time.Millisecond), Ran: 8})
+	another := *in.pair.Card() // its model was replaced
+	another.Version++
+	in.pair.Replace(&another)
+	in.pair.Active().Card = &another
+	b.reports(in, control.Report{Generation: generation, DeviceNanos: int64(300 * time.Millisecond), DemotedNanos: int64(50 * time.Millisecond), Ran: 8})
 	if s := b.status("a").Guarantee; math.Abs(s.UsedSeconds-0.3) > 1e-9 || math.Abs(s.DemotedSeconds-0.05) > 1e-9 {
 		t.Errorf("used %v s, %v s demoted; want 0.3 and 0.05", s.UsedSeconds, s.DemotedSeconds)
 	}

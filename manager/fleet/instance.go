@@ -10,11 +10,11 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/policy/pair"
-	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
 
@@ -27,7 +27,7 @@ type instance struct {
 	place   place
 	log     zerolog.Logger
 	queue   *datapath.Queue
-	sharing *sharing.Instance
+	traffic traffic
 
 	pair      *pair.Pair
 	processes processes
@@ -36,10 +36,10 @@ type instance struct {
 	// ringSince is when a process last got the ring, batchesSince when one last got the last of its batch
 	// sizes, by runclock.Now; 0: never.
 	ringSince, batchesSince time.Duration
-	// ran is the model of the process that has the ring, ranBefore of the one before; nil: none has had it.
-	ran, ranBefore *models.Card
-	reported       reported
-	suspected      time.Time // when its batch last ran as its worker died; zero: never
+	ran                     *models.Card // of the process that has the ring; nil: none has had it
+	reported                reported
+	orders                  orders    // of package sharing
+	suspected               time.Time // when its batch last ran as its worker died; zero: never
 	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
 	stoppedSince time.Duration
 }
@@ -52,10 +52,11 @@ func newInstance(f *function, index int) (*instance, error) {
 		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
 		processes: processes{},
 		queue:     queue,
+		traffic:   queue,
+		orders:    newOrders(),
 		tensors:   tensors{},
 	}
 	in.pair.StartAfter(f.fleet.generations.last[in.place])
-	in.sharing = f.sharing.NewInstance(in.pair, queue, in.log)
 	if f.fleet.sharing.Device.Known {
 		if err := in.tensors.make(f.model.desired, in.place, f.fleet.sharing.Device.GPU != nil); err != nil {
 			return nil, err
@@ -72,15 +73,17 @@ func (in *instance) forgetDevice() {
 
 // step carries out the policy's commands.
 func (in *instance) step() {
+	change := in.f.change()
+	in.pair.InPlace = change == configs.ChangeInPlace || change == configs.ChangePartition || change == configs.ChangeNone
+	in.pair.Restart = change == configs.ChangeRestart
 	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" // a shadow would fill host memory per member
 	for _, c := range in.pair.Step() {
 		switch c.Kind {
 		case pair.SetEpoch:
 			in.queue.HandOver(c.Generation)
 			in.ringSince = runclock.Now()
-			in.ranBefore, in.ran = in.ran, in.pair.Active().Card
+			in.ran = in.pair.Active().Card
 			in.f.model.served = in.ran
-			in.sharing.HandedOver()
 			in.queue.SetServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 		case pair.Reclaim:
@@ -91,7 +94,6 @@ func (in *instance) step() {
 		case pair.Replaced:
 			in.f.port.SetVersion(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
-			in.sharing.Replaced(in.ranBefore == nil || !in.ranBefore.Equal(in.ran))
 			in.replaced(nil)
 		case pair.Rejected:
 			what := "model"
@@ -108,7 +110,7 @@ func (in *instance) step() {
 func (in *instance) reclaim(generation uint32) {
 	worker := in.processes.known(generation).worker
 	in.processes.forget(generation)
-	in.sharing.Ended(generation)
+	delete(in.orders.assigned, generation)
 	in.queue.SetServing(in.pair.Active() != nil)
 	if in.queue.Abandon(generation) && worker != "" {
 		in.suspect(worker)
@@ -116,7 +118,7 @@ func (in *instance) reclaim(generation uint32) {
 	in.tensors.keep(in.pair.Uses)
 }
 
-// status describes the instance for users. Function.Status of package sharing adds its part of the device.
+// status describes the instance for users. Decider.Status of package sharing adds its part of the device.
 func (in *instance) status() control.InstanceStatus {
 	s := control.InstanceStatus{LastFailure: in.failures.last}
 	for _, q := range in.pair.Processes() {
@@ -134,13 +136,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 		return
 	}
 	in.processes.of(o.Generation).pid = o.PID
-	growth := in.sharing.Observe(q, &o)
-	if growth.More {
-		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
-	}
-	if growth.Complete {
-		in.batchesSince = runclock.Now()
-	}
+	in.observeBatches(&o)
 	if o.State == control.Draining || o.State.Ended() {
 		in.endAwait(o.Generation)
 	}
@@ -171,6 +167,26 @@ func (in *instance) observe(o control.ObservedProcess) {
 		in.f.trial.fails(o.Reason)
 	}
 	in.pair.Observe(o.Generation, o.State, o.Reason)
+}
+
+// observeBatches follows the batch sizes that a process runs.
+func (in *instance) observeBatches(o *control.ObservedProcess) {
+	if o.State.Ended() || len(o.Batches) == 0 {
+		return
+	}
+	p := in.processes.of(o.Generation)
+	sizes, growing := p.sizes, p.growing
+	p.sizes, p.growing = len(o.Batches), o.WarmingUp
+	if !p.growing {
+		in.pair.Whole(o.Generation)
+	}
+	if growing && !p.growing {
+		in.log.Info().Uint32("generation", o.Generation).Ints("batches", o.Batches).Msg("process has all its batch sizes")
+		in.batchesSince = runclock.Now()
+	}
+	if sizes > 0 && p.sizes > sizes {
+		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
+	}
 }
 
 // admit gives a process its memory.
@@ -235,7 +251,6 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 // wait for its processes.
 func (in *instance) watch(now time.Duration) {
 	in.processes.markExited(runclock.Time(), in.pair)
-	in.sharing.WatchMove(now, in.movable())
 	in.queue.Rouse()
 	oldest := in.queue.Oldest()
 	if oldest == 0 {

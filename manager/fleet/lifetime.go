@@ -10,7 +10,10 @@ import (
 
 // add opens a function's port and requests its processes. The function serves as soon as one is
 // ready. Adding reallocates the shares at once.
-func (fl *Fleet) add(c configs.Function) error {
+func (fl *Fleet) add(c configs.Function) error { return fl.addWith(c, 0) }
+
+// addWith is add with a share that was set by hand before; 0: none was.
+func (fl *Fleet) addWith(c configs.Function, byHand float64) error {
 	if fl.draining {
 		return ErrStopped
 	}
@@ -24,7 +27,7 @@ func (fl *Fleet) add(c configs.Function) error {
 	if n := len(fl.functions); n >= configs.MaxFunctions {
 		return fmt.Errorf("add function %s: the node has %d functions, want at most %d", c.Name, n, configs.MaxFunctions)
 	}
-	if err := fl.sharing.Fits(c); err != nil {
+	if err := fl.fits(c); err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
 	if other := fl.functions.portHolder(c.Port); other != "" {
@@ -34,11 +37,12 @@ func (fl *Fleet) add(c configs.Function) error {
 	if err != nil {
 		return err
 	}
+	f.byHand = byHand
 	fl.functions = append(fl.functions, f)
-	fl.sharing.Add(f.sharing)
+	fl.reshare()
 	f.port.Start(fl.metrics.Of(f.name))
 	f.log.Info().Stringer("port", f.port.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
-		Int("request_bytes", wireCard(c.Format, card).Input.WireBytes()).Str("change", string(f.sharing.Configured)).Msg("function added")
+		Int("request_bytes", wireCard(c.Format, card).Input.WireBytes()).Str("change", string(fl.cfg.ChangeOf(c))).Msg("function added")
 	return nil
 }
 
@@ -69,8 +73,8 @@ func (fl *Fleet) Remove(name string) (Order, error) {
 		return order, nil
 	}
 	f.remove()
+	f.leaves = true
 	fl.file.dropWaiting(name)
-	fl.sharing.Remove(f.sharing)
 	f.trial.settle(fmt.Errorf("add function %s: it was removed again", name))
 	f.log.Info().Msg("function is being removed")
 	fl.keep()
@@ -113,7 +117,6 @@ func (f *function) reap() bool {
 	f.close()
 	f.fleet.metrics.Forget(f.name)
 	f.fleet.faults.guard.Forget(f.name)
-	f.fleet.sharing.Forget(f.sharing)
 	f.log.Info().Msg("function removed")
 	if f.trial.failed() {
 		f.trial.settle(fmt.Errorf("add function %s: its process cannot start: %s; the function was removed", f.name, f.trial.failure))
@@ -143,7 +146,18 @@ func (fl *Fleet) SetShare(name string, percent float64) (Order, error) {
 	if f == nil {
 		return Order{}, fl.functions.unknown(name)
 	}
-	err := fl.sharing.SetByHand(f.sharing, percent)
+	s := fl.shareSnapshot()
+	err := fl.sharing.CheckByHand(&s, name, percent)
+	switch {
+	case err != nil:
+	case fl.cfg.Shares.Tune && !fl.cfg.Guarantees(): // it lasts until the next tuning
+		for _, in := range f.instances {
+			in.setShare(percent)
+		}
+	default:
+		f.byHand = percent
+		fl.reshare()
+	}
 	fl.keep()
 	return Order{Done: fmt.Sprintf("%s: share set to %v %%", name, percent)}, err
 }

@@ -192,12 +192,12 @@ func (in *instance) replaced(err error) {
 	}
 	f.model.older = r.older
 	if !r.old.Equal(f.model.desired) {
-		f.sharing.ByHand = 0 // it belonged to the old model
+		f.byHand = 0 // it belonged to the old model
 	}
 	f.config.Model, f.config.Worker = r.want.Model, r.want.Worker
 	f.adopt(f.model.setups[f.model.desired])
 	if f.worker != "" {
-		f.sharing.ByHand = 0 // the worker's guarantee counts
+		f.byHand = 0 // the worker's guarantee counts
 	}
 	maps.DeleteFunc(f.model.setups, func(card *models.Card, _ setup) bool {
 		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.pair.Uses(card) })

@@ -248,7 +248,6 @@ func TestWorkerGuarantee(t *testing.T) {
 	b.moved("quick", "")
 	b.moved("slow", "")
 	b.moved("own", "")
-	b.sharing.Guarantee()
 	b.turn()
 	if s := b.status("own").Guarantee; s.Percent == 0 || s.Percent == 30 {
 		t.Errorf("own has %v %%, want its own guarantee", s.Percent)
@@ -275,7 +274,7 @@ func TestWorkerCost(t *testing.T) {
 	b := workerNode(t, configs.DeviceCPU, member("a", "cold", time.Second), member("b", "cold", time.Second))
 	report := func(name string, ran int64, cpu time.Duration) {
 		generation, _ := b.serves(name)
-		b.instance(name, 0).report(generation, control.Report{Generation: generation, Ran: ran, CPUNanos: int64(cpu)})
+		b.reports(b.instance(name, 0), control.Report{Generation: generation, Ran: ran, CPUNanos: int64(cpu)})
 	}
 	report("a", 0, 0)
 	report("b", 0, 0)
@@ -284,8 +283,8 @@ func TestWorkerCost(t *testing.T) {
 		report("b", 10*(i+1), time.Duration(i+1)*400*time.Millisecond)
 	}
 	for _, name := range []string{"a", "b"} {
-		if got := b.instance(name, 0).sharing.Entitled.Cost; (got - 5*time.Millisecond).Abs() > time.Millisecond/2 {
-			t.Errorf("%s: a request costs %v of the device, want 5ms", name, got)
+		if got := b.status(name).Guarantee.CostMillis; math.Abs(got-5) > 0.5 {
+			t.Errorf("%s: a request costs %v ms of the device, want 5", name, got)
 		}
 	}
 }

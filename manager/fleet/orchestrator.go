@@ -52,11 +52,8 @@ func (o *orchestrator) checkAlive() (stopped bool) {
 func (fl *Fleet) publish() {
 	processes := []control.DesiredProcess{}
 	fl.functions.eachInstance(func(in *instance) { processes = in.desire(processes) })
-	published, err := fl.orchestrator.publish(processes)
+	_, err := fl.orchestrator.publish(processes)
 	if err != nil { // the next step tries again
 		fl.log.Error().Err(err).Msg("cannot publish desired state")
-	}
-	if published {
-		fl.sharing.Published(fl.orchestrator.desired.Seq, processes)
 	}
 }

@@ -40,7 +40,7 @@ func (b *nodeBed) settlesRight(names ...string) (shares []float64) {
 		}
 		if !slices.ContainsFunc(names, func(name string) bool {
 			in := b.instance(name, 0)
-			return in.pair.Active() == nil || in.pair.Changing() || in.sharing.SharePercent() != in.pair.Share()
+			return in.pair.Active() == nil || in.pair.Changing() || b.status(name).SharePercent != in.pair.Share()
 		}) {
 			break
 		}

@@ -19,6 +19,9 @@ type process struct {
 	worker string              // that hosts it; empty if it is not in one
 	// left: the function was asked to leave this process, because it is superseded.
 	left bool
+	// sizes is how many batch sizes it runs; growing: it is still getting more.
+	sizes   int
+	growing bool
 	// A process that has ended may wait for the orchestrator's report, and its end counts only
 	// then. unreported: whether the GPU was lost; exitBy: why a process ended that did not serve;
 	// doubtUntil: whether a process that failed while linking had lost the GPU. The times are
@@ -95,7 +98,6 @@ func (in *instance) report(generation uint32, r control.Report) {
 		return
 	}
 	r.Generation = generation
-	in.sharing.Report(&r)
 	in.noteHandovers(&r)
 	in.reported = reported{r, active.Card}
 }
@@ -138,7 +140,8 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,
 			Worker: with.worker, Environment: with.environment, Ticket: in.fleet.generations.ticket(in.place, q.Generation),
 		}
-		in.sharing.Fill(&p, q)
+		in.orders.fill(&p, q, &in.fleet.cfg, in.f.change())
+		p.PartialWarmUp = q.Early && in.fleet.sharing.Device.GPU != nil && in.fleet.sharing.AnswersRightly(&in.fleet.cfg, in.f.config, q)
 		if w, ok := in.fleet.cfg.Worker(with.worker); ok {
 			p.WorkerLimits = limitsOf(w)
 		}

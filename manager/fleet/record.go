@@ -13,7 +13,6 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/sharing"
 )
 
 // Runtime changes to a node's functions outlive their manager. The manager records them in the
@@ -128,7 +127,7 @@ func (fl *Fleet) keep() {
 		if f.removing || f.trial.running() {
 			continue
 		}
-		known := recorded{Function: f.config, SharePercent: f.sharing.ByHand}
+		known := recorded{Function: f.config, SharePercent: f.byHand}
 		if f.config.Port == 0 {
 			known.Port = f.port.LocalAddr().Port()
 		}
@@ -149,16 +148,12 @@ func (fl *Fleet) Begin() error {
 	for _, entry := range was.Entries {
 		fl.file.follow(entry)
 	}
-	byHand := map[*sharing.Function]float64{}
 	for _, r := range was.Functions {
 		if err := fl.restore(r); err != nil {
 			fl.log.Error().Err(err).Msg("cannot restore a function; continuing with what the configuration says of it")
 			delete(fl.file.entries, r.Function.Name)
-		} else if r.SharePercent != 0 {
-			byHand[fl.functions.find(r.Function.Name).sharing] = r.SharePercent
 		}
 	}
-	fl.sharing.Restore(byHand)
 	err := fl.follow(fl.cfg)
 	if err != nil && was.Run != "" {
 		fl.log.Error().Err(err).Msg("cannot follow the configuration; continuing with the functions of the previous manager")
@@ -172,10 +167,13 @@ func (fl *Fleet) Begin() error {
 func (fl *Fleet) restore(r recorded) error {
 	c := r.Function
 	c.Port = cmp.Or(c.Port, r.Port)
-	err := fl.add(c)
+	if fl.cfg.Shares.Tune && !fl.cfg.Guarantees() {
+		r.SharePercent = 0 // the next tuning would change it
+	}
+	err := fl.addWith(c, r.SharePercent)
 	if err != nil && r.Port != 0 {
 		fl.log.Warn().Err(err).Msg("cannot restore a function at its port; choosing another port")
-		err = fl.add(r.Function)
+		err = fl.addWith(r.Function, r.SharePercent)
 	}
 	if err != nil {
 		return err

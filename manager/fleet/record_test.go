@@ -128,8 +128,8 @@ func TestRecordNextManager(t *testing.T) {
 		t.Errorf("after an edit of stays it has %v, want stays and comes", got)
 	}
 	f := edited.functions.find("stays")
-	if f.config.SLO != 2*time.Second || f.model.desired.Name != "stays" || f.sharing.ByHand != 0 {
-		t.Errorf("stays has objective %v, runs %s, with %v %% by hand; want what the file says", f.slo, f.model.desired.Name, f.sharing.ByHand)
+	if f.config.SLO != 2*time.Second || f.model.desired.Name != "stays" || f.byHand != 0 {
+		t.Errorf("stays has objective %v, runs %s, with %v %% by hand; want what the file says", f.slo, f.model.desired.Name, f.byHand)
 	}
 	if port := f.port.LocalAddr().Port(); port != ports["stays"] {
 		t.Errorf("stays is at port %d, and was at %d", port, ports["stays"])

@@ -71,12 +71,12 @@ func (fl *Fleet) judge() {
 		case f.trial.failed():
 			f.log.Error().Str("reason", f.trial.failure).Msg("process of an added function cannot start; removing the function")
 			f.remove()
+			f.leaves = true
 			for _, in := range f.instances {
 				if in.pair.Active() == nil {
 					in.remove() // at once, so that no other process is started
 				}
 			}
-			fl.sharing.Remove(f.sharing)
 		}
 	}
 }

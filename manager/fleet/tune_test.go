@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -23,23 +24,17 @@ type fakeTraffic struct {
 
 func (f *fakeTraffic) Arrivals() int { return f.arrivals }
 
-func (f *fakeTraffic) TakeWindow(ready func(*datapath.Window) bool) (w datapath.Window, taken bool) {
-	if !ready(&f.window) {
-		return w, false
-	}
-	w, f.window = f.window, w
-	return w, true
-}
+func (f *fakeTraffic) Window() datapath.Window { return f.window }
 
-func (f *fakeTraffic) ResetWindow() { f.window = datapath.Window{} }
+func (f *fakeTraffic) NextWindow() { f.window = datapath.Window{} }
 
 // traffic gives an instance fake traffic, if it has none yet.
 func (b *nodeBed) traffic(in *instance) *fakeTraffic {
-	if f, ok := in.sharing.Traffic.(*fakeTraffic); ok {
+	if f, ok := in.traffic.(*fakeTraffic); ok {
 		return f
 	}
 	f := &fakeTraffic{}
-	in.sharing.Traffic = f
+	in.traffic = f
 	return f
 }
 
@@ -55,7 +50,7 @@ func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration,
 		w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: inferred - int64(each), Inferred: inferred}, inferred, 0)
 	}
 	b.traffic(in).window = w
-	b.sharing.Tune(*now)
+	b.share(now.Sub(b.started), occasion{interval: true})
 	b.turns()
 }
 
@@ -74,8 +69,8 @@ func TestAggregationBound(t *testing.T) {
 				b.traffic(in).window.Aggregation = 400 * 30 * time.Millisecond
 				b.goThrough(in, &now, window, 400, c.tail, 5*time.Millisecond)
 			}
-			if o, _ := in.sharing.Measured.Observation(); o.AggregationBound != c.want {
-				t.Errorf("bound by aggregation: %v, want %v; observed %+v", o.AggregationBound, c.want, o)
+			if got := b.status("a").Bound; (got == "aggregation") != c.want {
+				t.Errorf("bound by %q, want aggregation: %v", got, c.want)
 			}
 		})
 	}
@@ -101,13 +96,14 @@ func TestTune(t *testing.T) {
 			b.turns()
 			in, now := b.instance("a", 0), time.Now()
 			in.f.slo = 50*time.Millisecond + b.cfg.Transit
+			generation, _ := b.serves("a")
+			b.reports(in, control.Report{Generation: generation})
+			b.reports(in, control.Report{Generation: generation, Ran: 1, CPUNanos: int64(c.cpu)})
 			for range windows {
-				in.sharing.Measured.CPUPerRequest = c.cpu
 				b.goThrough(in, &now, window, 400, c.tail, c.each) // 80 per second
 			}
-			if got := in.sharing.SharePercent(); got < c.want-1 || got > c.want+1 {
-				o, _ := in.sharing.Measured.Observation()
-				t.Errorf("share %v %%, want %v; observed %+v", got, c.want, o)
+			if got := b.status("a").SharePercent; got < c.want-1 || got > c.want+1 {
+				t.Errorf("share %v %%, want %v", got, c.want)
 			}
 		})
 	}

@@ -27,7 +27,7 @@ func newNodeWithoutMPS(t *testing.T, functions ...configs.Function) *nodeBed {
 func TestBatchCaps(t *testing.T) {
 	b := newNodeWithoutMPS(t, objective("quick", 10*time.Millisecond), objective("slow", time.Second))
 	sizes := testCard().Batches
-	b.instance("slow", 0).sharing.Limit = float64(sizes[len(sizes)-1])
+	b.instance("slow", 0).reported.Limit = float64(sizes[len(sizes)-1])
 	for range 3 {
 		b.load("quick", 10, time.Millisecond)
 		b.load("slow", 10000, 3*time.Millisecond)
@@ -43,7 +43,6 @@ func TestBatchCaps(t *testing.T) {
 		t.Errorf("status %+v", s)
 	}
 	b.sharing.Device.MPS = true
-	b.sharing.Guarantee()
 	b.turn()
 	if n := b.wanted("slow")[control.Serve].MaxBatch; n != 0 {
 		t.Errorf("batches of slow have up to %d requests with MPS, want no limit", n)

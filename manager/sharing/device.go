@@ -1,12 +1,14 @@
 package sharing
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/partition"
 )
 
@@ -22,71 +24,81 @@ type Device struct {
 	Known bool
 	GPU   *control.ObservedDevice // nil on a CPU
 	MPS   bool
+	cpus  int // of the machine; 0: not known
 	// noGroups: when the device was reported, it had fewer groups of multiprocessors than
 	// instances wanted some. No instance gets groups then.
-	noGroups  bool
-	allocator partition.Allocator // of the groups (groups.go)
+	noGroups bool
 }
 
-// learnDevice applies the orchestrator's report on the device. It reports whether it replaces another
-// device, whose processes have ended with their orchestrator.
-func (s *Sharing) learnDevice(o *control.Observed) (replaced bool) {
-	d := &s.Device
+// onGPU reports whether models run on a GPU; false while that is unknown.
+func (d *Decider) onGPU() bool { return d.Device.GPU != nil }
+
+// readDevice applies the orchestrator's report on the device.
+func (d *Decider) readDevice(o *control.Observed) {
+	v, cfg := &d.Device, d.s.Config
+	v.cpus = o.CPUs
 	mps := o.Mechanism == MechanismMPS
 	switch {
-	case s.cfg.Device == configs.DeviceCPU:
-		return false
-	case o.Device == nil && (s.cfg.Device != configs.DeviceAuto || o.Mechanism == "" || mps || o.Mechanism == MechanismTimeSlicing):
-		return false // the orchestrator is still looking for a device
+	case cfg.Device == configs.DeviceCPU:
+		return
+	case o.Device == nil && (cfg.Device != configs.DeviceAuto || o.Mechanism == "" || mps || o.Mechanism == MechanismTimeSlicing):
+		return // the orchestrator is still looking for a device
 	}
 
-	before := *d
-	d.GPU = o.Device
-	if d.Known && mps == d.MPS && sameDevice(before.GPU, o.Device) {
-		return false
+	before := v.GPU
+	v.GPU = o.Device
+	if v.Known && mps == v.MPS && sameDevice(before, o.Device) {
+		return
 	}
-	if replaced = d.Known && !sameDevice(before.GPU, o.Device); replaced {
-		s.log.Warn().Msg("device changed")
-		d.allocator = partition.Allocator{}
-		s.eachInstance((*Instance).forgetGroups)
+	if v.Known && !sameDevice(before, o.Device) {
+		d.log(gslice.ID{}, zerolog.WarnLevel, "device changed", nil)
+		d.groups.forgetDevice(d)
+		d.do(ForgetDevice{})
 	}
 	if o.Device != nil {
-		s.percentages.open(o.Device)
+		d.do(Open{o.Device})
+		d.opening = true
 	}
-	divides := !d.Known && s.mustDivide(o)
-	d.Known, d.MPS = true, mps
-	s.logDevice(o)
-	if divides {
-		s.divide()
+	first := !v.Known
+	v.Known, v.MPS = true, mps
+	d.logDevice(o)
+	if first && d.mustDivide(o) {
+		divided := *cfg
+		divided.Shares.Policy = configs.PolicyGSLICE
+		d.s.Config = &divided
+		d.do(FallBack{})
+		d.shares.reshape(prioritiesLack)
 	}
-
-	d.noGroups = o.Device != nil && s.partitioned() > len(o.Device.GroupSMs)
-	for _, f := range s.functions {
-		f.setChange()
+	v.noGroups = o.Device != nil && d.partitioned() > len(o.Device.GroupSMs)
+	for i := range d.s.Functions {
+		f := &d.s.Functions[i]
+		if change := d.Change(d.s.Config, f.Config); d.s.Config.ChangeOf(f.Config) == configs.ChangePartition && change != configs.ChangePartition {
+			d.log(gslice.ID{IF: f.Config.Name}, zerolog.ErrorLevel, "groups of multiprocessors are not available; shares change another way", map[string]any{"change": string(change), "why": v.lacksGroups()})
+		}
 	}
-	switch {
-	case divides:
-		s.reshare(prioritiesLack)
-	case slices.ContainsFunc(s.functions, func(f *Function) bool { return s.byPercentage(f.Change) }):
-		s.reshare("the GPU is known")
+	if slices.ContainsFunc(d.s.Functions, func(f Function) bool { return d.byPercentage(d.Change(d.s.Config, f.Config)) }) {
+		d.shares.reshape("the GPU is known")
 	}
-	d.allocator.Invalidate()
-	return replaced
+	d.groups.allocator.Invalidate()
 }
 
 // logDevice logs a device, and whether shares are enforced on it.
-func (s *Sharing) logDevice(o *control.Observed) {
+func (d *Decider) logDevice(o *control.Observed) {
+	log := func(level zerolog.Level, message string, fields map[string]any) {
+		d.log(gslice.ID{}, level, message, fields)
+	}
 	if o.Device == nil {
-		s.log.Info().Msg("no GPU found; models run on the CPU")
+		log(zerolog.InfoLevel, "no GPU found; models run on the CPU", nil)
 		return
 	}
-	s.log.Info().Str("device", o.Device.Name).Str("uuid", o.Device.UUID).Int("multiprocessors", o.Device.SMs).
-		Ints("group_sms", o.Device.GroupSMs).Str("mechanism", o.Mechanism).Msg("models run on a GPU")
+	log(zerolog.InfoLevel, "models run on a GPU", map[string]any{
+		"device": o.Device.Name, "uuid": o.Device.UUID, "multiprocessors": o.Device.SMs, "group_sms": o.Device.GroupSMs, "mechanism": o.Mechanism,
+	})
 	switch {
-	case o.Device.Why != "" && !s.Device.MPS:
-		s.log.Warn().Str("why", o.Device.Why).Msg("inference functions take turns on the GPU: shares are not enforced without MPS")
-	case !s.Device.MPS:
-		s.log.Info().Msg("inference functions take turns on the GPU, without shares, as " + configs.LabVariable + " says")
+	case o.Device.Why != "" && !d.Device.MPS:
+		log(zerolog.WarnLevel, "inference functions take turns on the GPU: shares are not enforced without MPS", map[string]any{"why": o.Device.Why})
+	case !d.Device.MPS:
+		log(zerolog.InfoLevel, "inference functions take turns on the GPU, without shares, as "+configs.LabVariable+" says", nil)
 	}
 }
 
@@ -100,127 +112,114 @@ func sameDevice(a, b *control.ObservedDevice) bool {
 
 // groups returns the sizes of the groups that can be allocated; nil if the device is not
 // divided.
-func (d *Device) groups() []int {
-	if d.GPU == nil || d.noGroups {
+func (v *Device) groups() []int {
+	if v.GPU == nil || v.noGroups {
 		return nil
 	}
-	return d.GPU.GroupSMs
+	return v.GPU.GroupSMs
 }
 
 // sms counts the multiprocessors of groups. A process reported the groups, so they may have
 // any value.
-func (d *Device) sms(groups []int) (n int) {
+func (v *Device) sms(groups []int) (n int) {
 	for _, g := range groups {
-		if g >= 0 && g < len(d.groups()) {
-			n += d.groups()[g]
+		if g >= 0 && g < len(v.groups()) {
+			n += v.groups()[g]
 		}
 	}
 	return n
 }
 
+// Change is how a function's share changes on this device.
+func (d *Decider) Change(cfg *configs.Config, f configs.Function) configs.Change {
+	return d.Device.changeOn(cfg.ChangeOf(f))
+}
+
 // changeOn returns the way to change a share on this device, given the configured one. A
 // way that the device lacks was rejected with the configuration, or follows from
 // DeviceAuto.
-func (d *Device) changeOn(c configs.Change) configs.Change {
+func (v *Device) changeOn(c configs.Change) configs.Change {
 	switch {
 	case c == configs.ChangeNone:
 		return c
-	case d.GPU == nil && (c == configs.ChangeAuto || c == configs.ChangePartition):
+	case v.GPU == nil && (c == configs.ChangeAuto || c == configs.ChangePartition):
 		return configs.ChangeShadow
-	case d.GPU == nil:
+	case v.GPU == nil:
 		return c
 	case c == configs.ChangeShadow, c == configs.ChangeRestart:
 		return c
-	case c == configs.ChangePartition && len(d.groups()) > 0:
+	case c == configs.ChangePartition && len(v.groups()) > 0:
 		return c
-	case d.MPS:
+	case v.MPS:
 		return configs.ChangeShadow
 	}
 	// Shares are not enforced without MPS, so a change needs no swap.
 	return configs.ChangeInPlace
 }
 
-// setChange adapts the way that shares change to the device.
-func (f *Function) setChange() {
-	was := f.Change
-	f.Change = f.s.Device.changeOn(f.Configured)
-	if f.Configured == configs.ChangePartition && f.Change != configs.ChangePartition && f.s.Device.Known {
-		f.log.Error().Str("change", string(f.Change)).Str("why", f.s.Device.lacksGroups()).Msg("groups of multiprocessors are not available; shares change another way")
-	}
-	for _, in := range f.instances {
-		in.setChange()
-		if f.Change != configs.ChangePartition && was == configs.ChangePartition {
-			in.order(nil)
-		}
-	}
-}
-
 // lacksGroups says why no groups can be allocated.
-func (d *Device) lacksGroups() string {
+func (v *Device) lacksGroups() string {
 	switch {
-	case d.GPU == nil:
+	case v.GPU == nil:
 		return "models run on the CPU"
-	case len(d.GPU.GroupSMs) > 0:
-		return fmt.Sprintf("%v: the GPU has %d", partition.ErrTooMany, len(d.GPU.GroupSMs))
+	case len(v.GPU.GroupSMs) > 0:
+		return fmt.Sprintf("%v: the GPU has %d", partition.ErrTooMany, len(v.GPU.GroupSMs))
 	}
-	return d.GPU.Why
+	return v.GPU.Why
 }
 
-// Guarantees need stream priorities that hold between processes. If they do not on this GPU, the
-// manager divides the GPU by shares, unless the operator has chosen guarantees.
-
-// prioritiesLack is the reason in the log.
+// prioritiesLack is why functions get shares without a policy in the configuration: guarantees need stream
+// priorities that hold between processes.
 const prioritiesLack = "stream priorities do not hold between processes on this GPU and driver"
 
 // mustDivide reports whether the functions have to get shares although the configuration names no
 // policy. It logs what the device lacks.
-func (s *Sharing) mustDivide(o *control.Observed) bool {
-	if !s.cfg.Guarantees() || o.Device == nil || !o.Device.PrioritiesFail() {
+func (d *Decider) mustDivide(o *control.Observed) bool {
+	cfg := d.s.Config
+	if !cfg.Guarantees() || o.Device == nil || !o.Device.PrioritiesFail() {
 		return false
 	}
-	if s.cfg.PolicySet {
-		s.log.Warn().Str("why", prioritiesLack).Msg("functions are not protected from each other; set `shares: {policy: gslice}`")
+	log := func(level zerolog.Level, id gslice.ID, message string, fields map[string]any) {
+		if fields == nil {
+			fields = map[string]any{}
+		}
+		fields["why"] = prioritiesLack
+		d.log(id, level, message, fields)
+	}
+	switch {
+	case cfg.PolicySet:
+		log(zerolog.WarnLevel, gslice.ID{}, "functions are not protected from each other; set `shares: {policy: gslice}`", nil)
+		return false
+	case len(cfg.Workers) > 0:
+		log(zerolog.WarnLevel, gslice.ID{}, "functions are not protected from each other: workers do not go with `policy: gslice`", nil)
 		return false
 	}
-	if len(s.cfg.Workers) > 0 {
-		s.log.Warn().Str("why", prioritiesLack).Msg("functions are not protected from each other: workers do not go with `policy: gslice`")
-		return false
-	}
-	divided := *s.cfg
+	divided := *cfg
 	divided.Shares.Policy = configs.PolicyGSLICE
-	all := s.configurations()
+	all := configurations(d.s.Functions)
 	for i := range all {
 		if err := divided.FitShare(&all[i], all[:i]); err != nil {
-			s.log.Error().Err(err).Str("if", all[i].Name).Str("why", prioritiesLack).
-				Msg("functions are not protected from each other, and cannot have shares")
+			log(zerolog.ErrorLevel, gslice.ID{IF: all[i].Name}, "functions are not protected from each other, and cannot have shares", map[string]any{"error": err.Error()})
 			return false
 		}
 	}
-	s.log.Warn().Str("why", prioritiesLack).Msg("using `policy: gslice`")
+	log(zerolog.WarnLevel, gslice.ID{}, "using `policy: gslice`", nil)
 	return true
 }
 
-// divide changes the policy to gslice. The functions have no processes yet; the caller allocates
-// their shares.
-func (s *Sharing) divide() {
-	s.cfg.Shares.Policy, s.FellBack = configs.PolicyGSLICE, true
-	for _, f := range s.functions {
-		f.Configured = s.cfg.ChangeOf(f.Configuration())
-		if f.leaving {
-			continue
-		}
-		for _, in := range f.instances {
-			s.check(s.policy.Add(in.id, cmp.Or(f.ByHand, in.firstShare())))
-		}
-		if s.cfg.Shares.Tune {
-			f.ByHand = 0
+// configurations are those of the functions that are not being removed.
+func configurations(functions []Function) (list []configs.Function) {
+	for i := range functions {
+		if !functions[i].Removing {
+			list = append(list, functions[i].Config)
 		}
 	}
+	return list
 }
 
 // unprotected tells why this GPU does not protect functions from each other; empty if it does.
-func (s *Sharing) unprotected() control.Unprotected {
-	if s.onGPU() && s.Device.GPU.PrioritiesFail() {
+func (d *Decider) unprotected() control.Unprotected {
+	if d.onGPU() && d.Device.GPU.PrioritiesFail() {
 		return control.UnprotectedByPriorities
 	}
 	return ""

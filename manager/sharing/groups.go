@@ -6,51 +6,74 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/policy/gslice"
-	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/models"
 )
 
-// The manager's part in sharing a GPU by groups of multiprocessors:
+// groups is the policy that gives shares as groups of multiprocessors:
 //
 //  1. A process reports groups on which its model does not run: learnMinimum.
-//  2. Package partition divides the groups among the instances: allocateGroups.
-//  3. The desired processes carry the groups: groupsFor, publishGroups.
-//  4. The orchestrator reports where processes run: observeGroups, moving, watchMove.
+//  2. Package partition divides the groups among the instances: decide.
+//  3. The desired processes carry the groups (orders.fill in manager/fleet), and the snapshot has what was published.
+//  4. The orchestrator reports where processes run: observe, moving, watchMove.
 //
 // docs/adr/0004-partitions.md gives the reasons.
-
-// placement is an instance's part in sharing by groups. The control loop owns it.
-type placement struct {
-	partition.Placement
-	minimums map[*models.Card]partition.Minimum // of models that failed on their groups
+type groups struct {
+	allocator partition.Allocator
+	published uint64 // the last state that the allocator knows of
 }
 
+// placement is an instance's part in sharing by groups.
+type placement struct {
+	groups       []int                              // the last order
+	since        time.Duration                      // when it was made, on the clock of Running
+	waits, short bool                               // more groups will come; the device has fewer than the model needs
+	starts       bool                               // as in SetGroups
+	minimums     map[*models.Card]partition.Minimum // of models that failed on their groups
+	// sets are the sets of groups that the process of a generation was assigned while it was active.
+	sets       map[string]bool
+	generation uint32
+}
+
+// maxSets bounds the device memory that a process loses to sets of groups that it once used.
+// Each takes about 5 MiB, which the driver frees when the process ends (cuda.Context.Green).
+const maxSets = 128
+
 // partitioned counts the instances that want groups.
-func (s *Sharing) partitioned() (n int) {
-	for _, f := range s.functions {
-		if f.Configured == configs.ChangePartition {
-			n += len(f.instances)
+func (d *Decider) partitioned() (n int) {
+	for i := range d.s.Functions {
+		if f := &d.s.Functions[i]; d.s.Config.ChangeOf(f.Config) == configs.ChangePartition {
+			n += len(f.Instances)
 		}
 	}
 	return n
 }
 
 // Fits returns an error if there is no room for another function: partition.ErrTooMany if no groups are left.
-func (s *Sharing) Fits(c configs.Function) error {
-	if err := s.cfg.FitShare(&c, s.configurations()); err != nil {
+func (d *Decider) Fits(s *Snapshot, c configs.Function) error {
+	if err := s.Config.FitShare(&c, configurations(s.Functions)); err != nil {
 		return fmt.Errorf("share %w", err)
 	}
-	have, more := len(s.Device.groups()), c.Instances
-	if have == 0 || s.Device.changeOn(s.cfg.ChangeOf(c)) != configs.ChangePartition {
+	have := len(d.Device.groups())
+	if have == 0 || d.Change(s.Config, c) != configs.ChangePartition {
 		return nil
 	}
-	n, taken := s.partitioned()+more, 0
-	s.eachInstance(func(in *Instance) { taken += max(0, in.MinGroups()-1) })
+	n, taken := c.Instances, 0
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		if s.Config.ChangeOf(f.Config) == configs.ChangePartition {
+			n += len(f.Instances)
+		}
+	}
+	for _, m := range d.members {
+		groups, _ := d.groups.needs(d, m)
+		taken += max(0, groups-1)
+	}
 	switch {
 	case n > have:
 		return fmt.Errorf("%w: %d instances on %d groups; remove instances, or set `change: shadow`, which needs no groups",
@@ -62,31 +85,46 @@ func (s *Sharing) Fits(c configs.Function) error {
 	return nil
 }
 
+// forgetDevice drops all records about another device's groups.
+func (p *groups) forgetDevice(d *Decider) {
+	p.allocator = partition.Allocator{}
+	for _, m := range d.members {
+		p.order(d, m, nil, false)
+		m.placement = placement{since: m.placement.since}
+		for _, o := range m.seen {
+			*o = observation{spent: o.spent}
+		}
+	}
+}
+
 // learnMinimum learns from a process that reports that its model does not run on its ordered
 // groups. The process's end then does not count against the model.
-func (in *Instance) learnMinimum(q *pair.Process, o *control.ObservedProcess) {
-	device := &in.f.s.Device
-	if len(o.InfeasibleGroups) == 0 || len(device.groups()) == 0 || in.f.Change != configs.ChangePartition {
+func (p *groups) learnMinimum(d *Decider, m *member, q *Process, o *control.ObservedProcess) {
+	device := &d.Device
+	if len(o.InfeasibleGroups) == 0 || len(device.groups()) == 0 || m.change != configs.ChangePartition {
 		return
 	}
-	minimum := in.Placement.minimums[q.Card]
+	minimum := m.placement.minimums[q.Card]
 	learned, excused := minimum.Fails(device.groups(), partition.Failure{
-		Groups: o.InfeasibleGroups, Generation: q.Generation, Newest: in.pair.Last(),
+		Groups: o.InfeasibleGroups, Generation: q.Generation, Newest: m.Last,
 		Kept: o.SMGroups, Ends: o.State == control.Draining || o.State.Ended(),
 	})
 	if learned {
-		in.Placement.setMinimum(q.Card, minimum)
-		device.allocator.Invalidate()
+		m.placement.setMinimum(q.Card, minimum)
+		p.allocator.Invalidate()
+		needs, _ := p.needs(d, m)
 		groups, infeasible := minimum.Min()
 		message := "model does not run on so few multiprocessors; assigning more"
 		if groups <= 1 {
 			message = "model does not run on this group of multiprocessors alone; assigning another"
 		}
-		in.log.Warn().Uint32("generation", q.Generation).Ints("groups", o.InfeasibleGroups).Int("multiprocessors", device.sms(o.InfeasibleGroups)).
-			Int("gets_groups", max(1, in.MinGroups())).Ints("infeasible_groups", infeasible).Str("reason", o.Reason).Msg(message)
+		d.log(m.id, zerolog.WarnLevel, message, map[string]any{
+			"generation": q.Generation, "groups": o.InfeasibleGroups, "multiprocessors": device.sms(o.InfeasibleGroups),
+			"gets_groups": max(1, needs), "infeasible_groups": infeasible, "reason": o.Reason,
+		})
 	}
 	if excused {
-		in.pair.Excuse(q.Generation)
+		d.do(Excuse{m.id, q.Generation})
 	}
 }
 
@@ -100,73 +138,68 @@ func (p *placement) setMinimum(card *models.Card, minimum partition.Minimum) {
 // needs returns what is known about the needs of the instance's models: the number of groups,
 // 0 if unknown, and the single groups on which they do not run. It also uses what other
 // instances of the same models have learned. It forgets a model that no process has any more.
-func (in *Instance) needs() (minGroups int, infeasible []int) {
-	maps.DeleteFunc(in.Placement.minimums, func(card *models.Card, _ partition.Minimum) bool { return !in.pair.Uses(card) })
-	cards := map[*models.Card]bool{in.pair.Card(): true}
-	for _, q := range in.pair.Processes() {
+func (p *groups) needs(d *Decider, m *member) (minGroups int, infeasible []int) {
+	maps.DeleteFunc(m.placement.minimums, func(card *models.Card, _ partition.Minimum) bool { return !m.uses(card) })
+	cards := map[*models.Card]bool{m.Card: true}
+	for _, q := range m.Processes {
 		cards[q.Card] = true
 	}
 	require := func(groups int, single []int) {
 		minGroups, infeasible = max(minGroups, groups), append(infeasible, single...)
 	}
 	for card := range cards {
-		if card == nil {
-			continue
-		}
-		own := in.Placement.minimums[card]
-		if in.servesAllBatches(card) {
+		own := m.placement.minimums[card]
+		if m.servesAllBatches(card) {
 			require(own.Min())
 		} else {
-			require(own.MinToStart(in.Placement.Groups))
+			require(own.MinToStart(m.placement.groups))
 		}
-		require(in.minOfOthers(card))
+		require(p.minOfOthers(d, m, card))
 	}
 	slices.Sort(infeasible)
 	return minGroups, slices.Compact(infeasible)
 }
 
 // minOfOthers returns what needs uses of the other instances' findings about a model.
-func (in *Instance) minOfOthers(card *models.Card) (minGroups int, infeasible []int) {
-	fewest := len(in.f.s.Device.groups()) + 1
+func (p *groups) minOfOthers(d *Decider, m *member, card *models.Card) (minGroups int, infeasible []int) {
+	fewest := len(d.Device.groups()) + 1
 	var learned []partition.Minimum
-	in.f.s.eachInstance(func(other *Instance) {
-		if on := other.servesOn(card); on != nil {
+	for _, other := range d.members {
+		if on := p.servesOn(other, card); on != nil {
 			fewest = min(fewest, len(on))
 		}
-		for c, minimum := range other.Placement.minimums {
-			if other != in && sameModel(c, card) {
+		for c, minimum := range other.placement.minimums {
+			if other != m && sameModel(c, card) {
 				learned = append(learned, minimum)
 			}
 		}
-	})
-	return partition.MinOfOthers(learned, fewest, in.servesOn(card))
-}
-
-// MinGroups returns how many groups the instance's models need, as far as is known.
-func (in *Instance) MinGroups() int {
-	groups, _ := in.needs()
-	return groups
+	}
+	return partition.MinOfOthers(learned, fewest, p.servesOn(m, card))
 }
 
 // servesAllBatches reports whether the instance serves such a model with all its batch sizes.
-func (in *Instance) servesAllBatches(card *models.Card) bool {
-	q := in.pair.Active()
-	return q != nil && !in.Growing() && q.State == control.Active && sameModel(q.Card, card)
+func (m *member) servesAllBatches(card *models.Card) bool {
+	q := m.active()
+	return q != nil && !m.growing() && q.State == control.Active && sameModel(q.Card, card)
 }
 
-// servesOn returns the groups that it serves on with all batch sizes. It returns nil if it
+// servesOn returns the groups that an instance serves on with all batch sizes. It returns nil if it
 // does not, or while it moves to other groups.
-func (in *Instance) servesOn(card *models.Card) []int {
-	if !in.servesAllBatches(card) || len(in.Placement.Groups) == 0 || !in.settledOnGroups() {
+func (p *groups) servesOn(m *member, card *models.Card) []int {
+	if !m.servesAllBatches(card) || len(m.placement.groups) == 0 || !p.settled(m) {
 		return nil
 	}
-	return in.Placement.Groups
+	return m.placement.groups
 }
 
-// settledOnGroups reports whether the active process runs on the ordered groups. There must
-// be an active process.
-func (in *Instance) settledOnGroups() bool {
-	return in.f.s.Device.allocator.Settled(in.process(in.pair.Active().Generation), in.Placement.Groups)
+// settled reports whether the active process runs on the ordered groups.
+func (p *groups) settled(m *member) bool {
+	return p.allocator.Settled(partition.Process{ID: m.id, Generation: m.Active}, m.placement.groups)
+}
+
+// moving reports whether an instance does not yet run on the groups of its share.
+func (p *groups) moving(m *member) bool {
+	return m.change == configs.ChangePartition && m.active() != nil && (m.placement.waits || !p.settled(m))
 }
 
 // sameModel reports whether two cards' models need the same.
@@ -175,154 +208,130 @@ func sameModel(a, b *models.Card) bool {
 		slices.Equal(a.Data, b.Data) && slices.Equal(a.Command, b.Command) && slices.Equal(a.Batches, b.Batches)
 }
 
-// noteFeasible records that a model which failed on single groups runs on its present one.
-func (in *Instance) noteFeasible() {
-	for card, minimum := range in.Placement.minimums {
-		if minimum.Runs(in.servesOn(card)) {
-			in.Placement.setMinimum(card, minimum)
-		}
+// observe takes the orchestrator's report on where processes run.
+func (p *groups) observe(o *control.Observed) {
+	observed := map[partition.Process]partition.Observed{}
+	for _, q := range o.Processes {
+		observed[partition.Process{ID: gslice.ID{IF: q.IF, Instance: q.Instance}, Generation: q.Generation}] =
+			partition.Observed{Groups: q.SMGroups, Ended: q.State.Ended()}
 	}
+	p.allocator.Observe(o.AckSeq, observed)
 }
 
-// allocateGroups orders for each instance the groups that are available to it now.
-func (s *Sharing) allocateGroups() {
-	d := &s.Device
-	if !d.allocator.Stale() || !d.Known {
+// publish records which groups the published processes have.
+func (p *groups) publish(o *control.Desired) {
+	p.published = o.Seq
+	desired := map[partition.Process][]int{}
+	for _, q := range o.Processes {
+		if len(q.SMGroups) > 0 {
+			desired[partition.Process{ID: gslice.ID{IF: q.IF, Instance: q.Instance}, Generation: q.Generation}] = q.SMGroups
+		}
+	}
+	p.allocator.Publish(o.Seq, desired)
+}
+
+// decide orders for each instance the groups that are available to it now.
+func (p *groups) decide(d *Decider) {
+	if !d.onGPU() {
 		return
 	}
 	var claims []partition.Claim
-	var instances []*Instance
-	s.eachInstance(func(in *Instance) {
-		if in.f.Change == configs.ChangePartition {
-			in.noteFeasible()
-			claims = append(claims, in.claim())
-			instances = append(instances, in)
+	var members []*member
+	for _, m := range d.members {
+		if m.change != configs.ChangePartition {
+			if len(m.placement.groups) > 0 {
+				p.order(d, m, nil, false)
+			}
+			continue
 		}
-	})
-	orders, err := d.allocator.Divide(d.groups(), claims)
+		p.visit(d, m)
+		p.watchMove(d, m)
+		members = append(members, m)
+	}
+	if !p.allocator.Stale() {
+		return
+	}
+	for _, m := range members {
+		for card, minimum := range m.placement.minimums { // a model that failed on single groups may run on its present one
+			if minimum.Runs(p.servesOn(m, card)) {
+				m.placement.setMinimum(card, minimum)
+			}
+		}
+		minGroups, infeasible := p.needs(d, m)
+		claims = append(claims, partition.Claim{ID: m.id, Percent: m.Share, Min: minGroups, Infeasible: infeasible, Ordered: m.placement.groups})
+	}
+	orders, err := p.allocator.Divide(d.Device.groups(), claims)
 	if err != nil {
-		s.log.Error().Err(err).Msg("cannot divide multiprocessors")
+		d.log(gslice.ID{}, zerolog.ErrorLevel, "cannot divide multiprocessors", map[string]any{"error": err.Error()})
 		return
 	}
 	for i, o := range orders {
-		in, p := instances[i], &instances[i].Placement
+		m := members[i]
+		x := &m.placement
 		short := len(o.Target) < claims[i].Min
-		if short && !p.Short {
-			in.log.Error().Int("needs_groups", claims[i].Min).Int("gets_groups", len(o.Target)).
-				Int("instances", len(claims)).Int("groups", len(d.groups())).
-				Msg("no groups left for a model that does not run on so few multiprocessors")
+		if short && !x.short {
+			d.log(m.id, zerolog.ErrorLevel, "no groups left for a model that does not run on so few multiprocessors", map[string]any{
+				"needs_groups": claims[i].Min, "gets_groups": len(o.Target), "instances": len(claims), "groups": len(d.Device.groups()),
+			})
 		}
-		p.Short, p.Waits = short, o.Waits()
-		in.order(o.Now)
-	}
-}
-
-// claim describes the instance for package partition.
-func (in *Instance) claim() partition.Claim {
-	minGroups, infeasible := in.needs()
-	return partition.Claim{
-		ID: in.id, Percent: in.pair.Share(), Min: minGroups, Infeasible: infeasible, Ordered: in.Placement.Groups,
+		x.short, x.waits = short, o.Waits()
+		starts := !x.waits
+		if x.waits && len(o.Now) > 0 {
+			starts = partition.Suffices(o.Now, claims[i].Min, claims[i].Infeasible)
+		}
+		p.order(d, m, o.Now, starts)
 	}
 }
 
 // order sets the groups that an instance should run on.
-func (in *Instance) order(groups []int) {
-	before := in.Placement.Groups
-	if in.Placement.Order(groups, runclock.Now()) {
-		in.log.Info().Ints("from", before).Ints("to", groups).Float64("share_percent", round(in.pair.Share())).Msg("multiprocessor groups assigned")
-		in.f.s.Device.allocator.Invalidate()
+func (p *groups) order(d *Decider, m *member, groups []int, starts bool) {
+	x := &m.placement
+	if !slices.Equal(groups, x.groups) {
+		d.log(m.id, zerolog.InfoLevel, "multiprocessor groups assigned", map[string]any{"from": x.groups, "to": groups, "share_percent": round(m.Share)})
+		p.allocator.Invalidate()
+		x.groups, x.since = groups, d.s.Running
+	} else if starts == x.starts {
+		return
 	}
-}
-
-// groupsFor returns the groups of a desired process. wait is true for a process that should
-// serve and must wait for groups.
-func (in *Instance) groupsFor(generation uint32, role control.Role) (groups []int, wait bool) {
-	switch {
-	case in.f.Change != configs.ChangePartition || role == control.Shadow:
-		return nil, false
-	case role != control.Serve:
-		return in.Placement.Assigned(generation), false
-	}
-	if groups = in.Placement.Assign(generation, in.needs); groups == nil {
-		return nil, true
-	}
-	if q := in.pair.Active(); q != nil && q.Generation == generation {
-		in.visit(generation)
-	}
-	return groups, false
+	x.starts = starts
+	d.do(SetGroups{m.id, groups, starts})
 }
 
 // visit counts the sets of groups of the active process. After too many, its shadow takes over.
-func (in *Instance) visit(generation uint32) {
-	if sets := in.Placement.Visit(generation); sets > partition.MaxSets {
-		in.log.Info().Uint32("generation", generation).Int("sets", sets).Msg("process has run on many sets of groups; its shadow takes over to free their memory")
-		in.pair.Renew()
-	}
-}
-
-// Published records which processes were published in the desired state of a sequence number.
-func (s *Sharing) Published(seq uint64, processes []control.DesiredProcess) {
-	if !s.onGPU() {
+func (p *groups) visit(d *Decider, m *member) {
+	x, q := &m.placement, m.active()
+	if q == nil || len(q.Groups) == 0 {
 		return
 	}
-	desired := map[partition.Process][]int{}
-	for _, p := range processes {
-		if len(p.SMGroups) > 0 {
-			desired[partition.Process{ID: gslice.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] = p.SMGroups
-		}
+	if x.generation != q.Generation {
+		x.generation, x.sets = q.Generation, map[string]bool{}
 	}
-	s.Device.allocator.Publish(seq, desired)
-}
-
-// Observe applies the orchestrator's report on the device and on where processes run. It reports whether
-// another device replaces the one before, whose processes have ended.
-func (s *Sharing) Observe(o *control.Observed) (replaced bool) {
-	s.cpus = o.CPUs
-	replaced = s.learnDevice(o)
-	if !s.onGPU() {
-		return replaced
+	set := fmt.Sprint(q.Groups)
+	if x.sets[set] {
+		return
 	}
-	observed := map[partition.Process]partition.Observed{}
-	for _, p := range o.Processes {
-		observed[partition.Process{ID: gslice.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] =
-			partition.Observed{Groups: p.SMGroups, Ended: p.State.Ended()}
+	x.sets[set] = true
+	if n := len(x.sets); n > maxSets {
+		d.log(m.id, zerolog.InfoLevel, "process has run on many sets of groups; its shadow takes over to free their memory", map[string]any{"generation": q.Generation, "sets": n})
+		d.do(Renew{m.id})
 	}
-	s.Device.allocator.Observe(o.AckSeq, observed)
-	return replaced
-}
-
-// Moving reports whether an instance does not yet run on the groups of its share.
-func (in *Instance) Moving() bool {
-	return in.f.Change == configs.ChangePartition && in.pair.Active() != nil && (in.Placement.Waits || !in.settledOnGroups())
 }
 
 // MoveTimeout is how long a process may take to move. It captures its graphs again, which
 // takes a second or two. Its neighbours wait for it meanwhile.
 const MoveTimeout = 30 * time.Second
 
-// WatchMove kills a process that does not move; its shadow starts on the right groups. Both times are by
-// runclock.Now; movable is since when the process could move.
-func (in *Instance) WatchMove(now, movable time.Duration) {
-	q := in.pair.Active()
-	after := now - max(in.Placement.Since, movable)
-	if q == nil || in.Growing() || in.f.Change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || after < MoveTimeout {
+// watchMove kills a process that does not move; its shadow starts on the right groups.
+func (p *groups) watchMove(d *Decider, m *member) {
+	q, x := m.active(), &m.placement
+	after := d.s.Running - max(x.since, m.Movable)
+	if q == nil || m.growing() || q.State != control.Active || q.Role == control.Kill || after < MoveTimeout {
 		return
 	}
-	if on := in.f.s.Device.allocator.On(in.process(q.Generation)); len(on) > 0 && !slices.Equal(on, in.Placement.Groups) {
-		in.log.Error().Uint32("generation", q.Generation).Ints("on", on).Ints("ordered", in.Placement.Groups).
-			Dur("after_ms", after).Msg("process did not move to its groups in time; killed it")
-		in.pair.Kill(q.Generation)
+	if on := p.allocator.On(partition.Process{ID: m.id, Generation: q.Generation}); len(on) > 0 && !slices.Equal(on, x.groups) {
+		d.log(m.id, zerolog.ErrorLevel, "process did not move to its groups in time; killed it", map[string]any{
+			"generation": q.Generation, "on": on, "ordered": x.groups, "after_ms": after,
+		})
+		d.do(Kill{m.id, q.Generation})
 	}
-}
-
-// process names a generation for package partition.
-func (in *Instance) process(generation uint32) partition.Process {
-	return partition.Process{ID: in.id, Generation: generation}
-}
-
-// forgetGroups drops all records about another device's groups.
-func (in *Instance) forgetGroups() {
-	in.order(nil)
-	in.Placement = placement{Placement: partition.Placement{Since: in.Placement.Since}}
-	in.processes.forgetObservations()
 }

@@ -12,27 +12,44 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/guarantee"
-	"github.com/penstock/penstock/manager/policy/pair"
 )
 
 // The manager's part in guarantees:
 //
-//  1. A process's reports have what it spent and what a request costs (Report, Observe).
-//  2. observeDemand adds the demand. When a rate rises, and every shares.interval, package
-//     guarantee decides.
-//  3. The desired processes carry the decisions (Fill). On CPUs the orchestrator enforces them
+//  1. Reports have what a process spent and what a request costs: noteSpending, noteCosts.
+//  2. When a rate rises, every shares.interval, and when functions change, package guarantee decides.
+//  3. The desired processes carry the terms (orders.fill in manager/fleet). On CPUs the orchestrator enforces them
 //     (orchestrator/terms.go). On a GPU each process does, by the stream on which it launches a
 //     batch (libml/gate/account.go).
 
-// entitlement is an instance's guarantee, with the measurements behind it. The control loop
-// owns it. The zero value has no guarantee.
+// guarantees is the policy of guarantees. All members of a worker have its guarantee, and the CPU
+// time of its process is that of all members.
+type guarantees struct {
+	workers map[string]guarantee.Action
+	ran     map[string]int64 // requests that the members of a worker ran
+	known   []claim          // that the last decision was about
+	due     bool
+}
+
+// claim is what a guarantee depends on besides measurements.
+type claim struct {
+	id        gslice.ID
+	worker    string
+	percent   float64
+	removing  bool
+	mps, turn bool
+}
+
+// entitlement is an instance's guarantee, with the measurements behind it. The zero value has no
+// guarantee.
 type entitlement struct {
-	Action guarantee.Action
-	Demand guarantee.Demand
-	// A batch of n requests takes the device for fixed + n * Cost; both are 0 if they are not
-	// known. On CPUs Cost is a smoothed mean, and fixed is 0.
-	fixed, Cost time.Duration
+	action guarantee.Action
+	demand guarantee.Demand
+	// A batch of n requests takes the device for fixed + n * cost; both are 0 if they are not
+	// known. On CPUs cost is a smoothed mean, and fixed is 0.
+	fixed, cost time.Duration
 	// costed is the report up to which the cost is counted, workerRan the requests of all members of
 	// the worker up to it.
 	costed    control.Report
@@ -44,210 +61,202 @@ type entitlement struct {
 	// part of it beyond the guarantee.
 	use, demoted float64
 	unprotected  control.Unprotected
+	terms        map[string]control.Terms // by worker, as last set
 }
 
 // spending is device time.
 type spending struct{ total, demoted time.Duration }
 
 // noteSpending records how much device time a process has used so far. On a GPU the process reports
-// that itself, on CPUs the orchestrator does (Observe).
-func (in *Instance) noteSpending(generation uint32, total spending) {
-	p, e := in.processes.of(generation), &in.Entitled
-	e.spent.total += total.total - p.spent.total
-	e.spent.demoted += total.demoted - p.spent.demoted
-	p.spent = total
+// that itself, on CPUs the orchestrator does.
+func (m *member) noteSpending(generation uint32, total spending) {
+	if m.seen[generation] == nil {
+		m.seen[generation] = &observation{}
+	}
+	o, e := m.seen[generation], &m.entitled
+	e.spent.total += total.total - o.spent.total
+	e.spent.demoted += total.demoted - o.spent.demoted
+	o.spent = total
 }
 
 // noteCosts records the cost of the requests since the last report.
-func (in *Instance) noteCosts(r *control.Report) {
-	last := &in.Entitled.costed
-	ran, cpu := r.Ran-last.Ran, time.Duration(r.CPUNanos-last.CPUNanos)
+func (p *guarantees) noteCosts(d *Decider, m *member, worker string) {
+	e, r := &m.entitled, &m.Report
+	ran, cpu := r.Ran-e.costed.Ran, time.Duration(r.CPUNanos-e.costed.CPUNanos)
 	switch {
-	case r.Generation != last.Generation:
-		in.ranBeside(0)
+	case r.Generation != e.costed.Generation:
+		p.ranBeside(e, worker, 0)
 	case ran <= 0:
 		return // in the middle of a batch, whose CPU time would be counted wrongly
-	case in.f.s.onGPU():
-		in.Entitled.fixed, in.Entitled.Cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
-		in.Measured.noteCPU(cpu, ran)
+	case d.onGPU():
+		e.fixed, e.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
+		m.measured.noteCPU(cpu, ran)
 	default:
-		ran = in.ranBeside(ran)
-		e := &in.Entitled
-		e.Cost = smooth(e.Cost, cpu/time.Duration(max(1, in.f.s.cpus))/time.Duration(ran))
-		in.Measured.noteCPU(cpu, ran)
+		ran = p.ranBeside(e, worker, ran)
+		e.cost = smooth(e.cost, cpu/time.Duration(max(1, d.Device.cpus))/time.Duration(ran))
+		m.measured.noteCPU(cpu, ran)
 	}
-	*last = *r
+	e.costed = *r
 }
 
-// ranBeside returns how many requests the active process's worker ran since the last call, ran of
+// ranBeside returns how many requests a worker ran since the instance's last call, ran of
 // them for this instance. CPU time is known only of the whole process, so members have a mean cost.
-func (in *Instance) ranBeside(ran int64) int64 {
-	worker := in.f.WorkerOf(in.pair.Active().Card)
+func (p *guarantees) ranBeside(e *entitlement, worker string, ran int64) int64 {
 	if worker == "" {
 		return ran
 	}
-	total := in.f.s.workers.count(worker, ran)
-	ran, in.Entitled.workerRan = total-in.Entitled.workerRan, total
+	p.ran[worker] += ran
+	total := p.ran[worker]
+	ran, e.workerRan = total-e.workerRan, total
 	return ran
 }
 
-// observeDemand follows the rates of requests. If one rose, the policy decides.
-func (s *Sharing) observeDemand(now time.Duration) {
-	rose := false
-	s.eachInstance(func(in *Instance) {
-		rose = in.Entitled.Demand.Observe(in.Traffic.Arrivals(), now) || rose
-	})
-	if rose {
-		s.Guarantee()
-	}
-}
-
-// renewGuarantees measures the use of the device in the last elapsed time, and lets the policy decide.
-func (s *Sharing) renewGuarantees(elapsed time.Duration) {
+// measure measures the use of the device in the last elapsed time.
+func (p *guarantees) measure(d *Decider, elapsed time.Duration) {
 	all := 0.0
-	s.eachInstance(func(in *Instance) {
-		in.Entitled.observeUse(elapsed)
-		all += in.Entitled.use
-	})
+	for _, m := range d.members {
+		e := &m.entitled
+		e.use = (e.spent.total - e.counted.total).Seconds() / elapsed.Seconds()
+		e.demoted = (e.spent.demoted - e.counted.demoted).Seconds() / elapsed.Seconds()
+		e.counted = e.spent
+		all += e.use
+	}
 	// Processes report at other moments than these, so elapsed may hold the use of a longer time.
 	if all > 1 {
-		s.eachInstance(func(in *Instance) {
-			in.Entitled.use /= all
-			in.Entitled.demoted /= all
-		})
+		for _, m := range d.members {
+			m.entitled.use /= all
+			m.entitled.demoted /= all
+		}
 	}
-	s.Guarantee()
+	p.due = true
 }
 
-// Guarantee lets the policy decide from the measurements. The manager calls it every
-// shares.interval, after an order, when a rate rose, and when an instance has no guarantee yet. While a
-// function moves, its own processes and its worker each have a guarantee.
-func (s *Sharing) Guarantee() {
-	var own []*Instance
-	var functions []guarantee.Function
-	members := map[string][]guarantee.Function{}
-	s.eachInstance(func(in *Instance) {
-		if in.f.leaving {
-			return
+// decide decides if an interval has ended, a rate rose, or the functions have changed. It then sets the
+// terms.
+func (p *guarantees) decide(d *Decider) {
+	var claims []claim
+	for _, m := range d.members {
+		if d.s.Counted {
+			p.due = m.entitled.demand.Observe(m.Arrivals, d.s.Now) || p.due
 		}
-		if in.runsIn("") {
-			own = append(own, in)
-			functions = append(functions, in.wants())
-		} else {
-			in.Entitled.Action = guarantee.Action{}
+		c := claim{m.id, "", cmp.Or(m.f.ByHand, m.f.Config.SharePercent), m.f.Removing, d.Device.MPS, d.takesTurns()}
+		if m.runsIn("") {
+			claims = append(claims, c)
 		}
-		for _, w := range s.cfg.Workers {
-			if in.runsIn(w.Name) {
-				members[w.Name] = append(members[w.Name], in.wants())
+		for _, w := range d.s.Config.Workers {
+			if m.runsIn(w.Name) {
+				c.worker, c.percent = w.Name, w.SharePercent
+				claims = append(claims, c)
 			}
 		}
-	})
-	hosts := slices.DeleteFunc(slices.Clone(s.cfg.Workers), func(w configs.Worker) bool { return members[w.Name] == nil })
+	}
+	if p.due || !slices.Equal(claims, p.known) {
+		p.guarantee(d)
+	}
+	p.due, p.known = false, claims
+	for _, m := range d.members {
+		d.setTerms(m)
+	}
+}
+
+// guarantee lets package guarantee decide. While a function moves, its own processes and its worker each
+// have a guarantee.
+func (p *guarantees) guarantee(d *Decider) {
+	var own []*member
+	var functions []guarantee.Function
+	members := map[string][]guarantee.Function{}
+	for _, m := range d.members {
+		if m.f.Removing {
+			continue
+		}
+		if m.runsIn("") {
+			own = append(own, m)
+			functions = append(functions, d.wants(m))
+		} else {
+			m.entitled.action = guarantee.Action{}
+		}
+		for _, w := range d.s.Config.Workers {
+			if m.runsIn(w.Name) {
+				members[w.Name] = append(members[w.Name], d.wants(m))
+			}
+		}
+	}
+	hosts := slices.DeleteFunc(slices.Clone(d.s.Config.Workers), func(w configs.Worker) bool { return members[w.Name] == nil })
 	for _, w := range hosts {
 		functions = append(functions, guarantee.Worker(w.Name, w.SharePercent, members[w.Name]))
 	}
 
-	actions := s.decide(functions)
-	for i, in := range own {
-		e := &in.Entitled
-		e.Action = settleGuarantee(in.log, "function", in.f.Objective(), e.Action, actions[i])
-	}
-	s.workers.keepOnly(s.Hosts)
-	for i, w := range hosts {
-		n := len(own) + i
-		s.workers.settle(w.Name, functions[n].Objective, actions[n], s.log)
-	}
-}
-
-// decide lets the policy decide about functions that share the device.
-func (s *Sharing) decide(functions []guarantee.Function) []guarantee.Action {
 	actions := guarantee.Decide(functions)
-	if s.takesTurns() {
+	if d.takesTurns() {
 		guarantee.CapBatches(functions, actions)
 	}
-	return actions
-}
-
-// Hosts reports whether a worker has processes, or is going to.
-func (s *Sharing) Hosts(worker string) (used bool) {
-	s.eachInstance(func(in *Instance) { used = used || in.runsIn(worker) })
-	return used
-}
-
-// runsIn reports whether a worker hosts a process of the instance or is going to. The empty name
-// stands for its own processes.
-func (in *Instance) runsIn(worker string) bool {
-	return in.f.WorkerOf(in.pair.Card()) == worker ||
-		slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return in.f.WorkerOf(q.Card) == worker })
-}
-
-// missesGuarantee reports whether an instance waits for its first guarantee, or for that of its
-// worker.
-func (s *Sharing) missesGuarantee() bool {
-	return slices.ContainsFunc(s.functions, func(f *Function) bool {
-		return !f.leaving && slices.ContainsFunc(f.instances, func(in *Instance) bool {
-			return in.guaranteeOf(f.WorkerOf(in.pair.Card())).Level == budget.Demoted
-		})
+	for i, m := range own {
+		m.entitled.action = d.settle(m.id, nil, "function", m.f.Objective, m.entitled.action, actions[i])
+	}
+	// A worker that hosts no process any more has no guarantee, so that its next member gets a new one.
+	maps.DeleteFunc(p.workers, func(name string, _ guarantee.Action) bool {
+		return !slices.ContainsFunc(d.members, func(m *member) bool { return m.runsIn(name) })
 	})
+	for i, w := range hosts {
+		n := len(own) + i
+		p.workers[w.Name] = d.settle(gslice.ID{}, map[string]any{"worker": w.Name}, "worker", functions[n].Objective, p.workers[w.Name], actions[n])
+	}
 }
 
 // guaranteeOf is the guarantee of the instance's processes in a worker; the empty name stands for
 // its own processes.
-func (in *Instance) guaranteeOf(worker string) guarantee.Action {
+func (p *guarantees) guaranteeOf(m *member, worker string) guarantee.Action {
 	if worker == "" {
-		return in.Entitled.Action
+		return m.entitled.action
 	}
-	return in.f.s.workers.guarantees[worker]
-}
-
-// observeUse computes the use of the device in the last elapsed time.
-func (e *entitlement) observeUse(elapsed time.Duration) {
-	e.use = (e.spent.total - e.counted.total).Seconds() / elapsed.Seconds()
-	e.demoted = (e.spent.demoted - e.counted.demoted).Seconds() / elapsed.Seconds()
-	e.counted = e.spent
+	return p.workers[worker]
 }
 
 // forgetCosts drops the cost of a model that no longer serves.
-func (e *entitlement) forgetCosts() { e.fixed, e.Cost, e.costed = 0, 0, control.Report{} }
+func (e *entitlement) forgetCosts() { e.fixed, e.cost, e.costed = 0, 0, control.Report{} }
 
-// wants describes the instance for the policy.
-func (in *Instance) wants() guarantee.Function {
-	e := &in.Entitled
+// wants describes an instance for package guarantee.
+func (d *Decider) wants(m *member) guarantee.Function {
+	e := &m.entitled
 	f := guarantee.Function{
-		Name: in.f.name, Objective: in.f.within(),
-		Rate: e.Demand.Rate(), Fixed: e.fixed, Cost: e.Cost, Batch: in.batch(),
-		SharePercent: cmp.Or(in.f.ByHand, in.f.Configuration().SharePercent),
+		Name: m.id.IF, Objective: d.within(m),
+		Rate: e.demand.Rate(), Fixed: e.fixed, Cost: e.cost, Batch: d.batch(m),
+		SharePercent: cmp.Or(m.f.ByHand, m.f.Config.SharePercent),
 	}
-	f.LongestBatch = f.Fixed + time.Duration(max(1, in.Limit)*float64(f.Cost))
+	f.LongestBatch = f.Fixed + time.Duration(max(1, m.limit)*float64(f.Cost))
 	return f
 }
 
 // batch is how many requests share a batch when the device is short. The present batch limit says
 // nothing about it: on an idle device it stays small.
-func (in *Instance) batch() float64 {
-	return guarantee.Batch(in.Entitled.Demand.Rate(), in.f.within(), float64(in.pair.Card().MaxBatch()))
+func (d *Decider) batch(m *member) float64 {
+	return guarantee.Batch(m.entitled.demand.Rate(), d.within(m), float64(m.Card.MaxBatch()))
 }
 
 // minGuaranteeChange is the smallest change of a guarantee that is published, as a part of
 // the device.
 const minGuaranteeChange = 0.01
 
-// settleGuarantee returns the guarantee to publish: a, or its predecessor was if they hardly differ.
+// settle returns the guarantee to publish: a, or its predecessor was if they hardly differ.
 // It logs the first guarantee of what, and whether its objective can be kept.
-func settleGuarantee(log zerolog.Logger, what string, slo time.Duration, was, a guarantee.Action) guarantee.Action {
+func (d *Decider) settle(id gslice.ID, fields map[string]any, what string, slo time.Duration, was, a guarantee.Action) guarantee.Action {
 	near := func(a, b float64) bool { return math.Abs(a-b) < minGuaranteeChange && a > 0 == (b > 0) }
 	if was.Level == a.Level && near(a.Guarantee, was.Guarantee) && near(a.Allowance, was.Allowance) {
 		a.Guarantee, a.Allowance, a.Saved = was.Guarantee, was.Allowance, was.Saved
 	}
-	if was.Level == budget.Demoted {
-		log.Info().Float64("guarantee_percent", round(100*a.Guarantee)).Int("priority", int(a.Level)).Msg(what + " has a guarantee")
+	log := func(level zerolog.Level, message string, more map[string]any) {
+		maps.Copy(more, fields)
+		d.log(id, level, message, more)
 	}
-	if (a.Infeasible == "") != (was.Infeasible == "") {
-		if a.Infeasible != "" {
-			log.Warn().Dur("slo", slo).Str("why", a.Infeasible).Msg("objective is not guaranteed")
-		} else {
-			log.Info().Dur("slo", slo).Msg("objective is guaranteed")
-		}
+	if was.Level == budget.Demoted {
+		log(zerolog.InfoLevel, what+" has a guarantee", map[string]any{"guarantee_percent": round(100 * a.Guarantee), "priority": int(a.Level)})
+	}
+	switch {
+	case (a.Infeasible == "") == (was.Infeasible == ""):
+	case a.Infeasible != "":
+		log(zerolog.WarnLevel, "objective is not guaranteed", map[string]any{"slo": slo, "why": a.Infeasible})
+	default:
+		log(zerolog.InfoLevel, "objective is guaranteed", map[string]any{"slo": slo})
 	}
 	return a
 }
@@ -255,35 +264,42 @@ func settleGuarantee(log zerolog.Logger, what string, slo time.Duration, was, a 
 // level is the level of the instance's batches within the guarantee a, its own or that of its worker.
 // On a GPU each member of a worker has the level of its objective. On CPUs all have one, because the
 // worker's process has one weight.
-func (in *Instance) level(a guarantee.Action) budget.Level {
-	if !in.f.s.onGPU() {
+func (d *Decider) level(m *member, a guarantee.Action) budget.Level {
+	if !d.onGPU() {
 		return a.Level
 	}
-	return min(a.Level, budget.LevelOf(in.f.within()))
+	return min(a.Level, budget.LevelOf(d.within(m)))
 }
 
-// terms are the terms of a process in a role. All members of a worker have its guarantee. Outside workers,
-// a process that does not serve has none: it loads its model in the time that the functions leave unused.
-func (in *Instance) terms(q *pair.Process, role control.Role) control.Terms {
-	t := control.Terms{SharePercent: q.SharePercent}
-	if !in.f.s.cfg.Guarantees() {
-		return t
+// setTerms sets the terms of the instance's processes, alone and in each worker. All members of a
+// worker have its guarantee.
+func (d *Decider) setTerms(m *member) {
+	workers := map[string]control.Terms{}
+	set := func(worker string) {
+		a := d.guarantees.guaranteeOf(m, worker)
+		workers[worker] = control.Terms{
+			Level: d.level(m, a), MaxBatch: d.maxBatch(m, a), GuaranteePercent: round(100 * a.Allowance), BalanceNanos: int64(a.Saved),
+		}
 	}
-	worker := in.f.WorkerOf(q.Card)
-	a := in.guaranteeOf(worker)
-	t.Level, t.MaxBatch = in.level(a), in.maxBatch(a)
-	if worker != "" || role == control.Serve || role == control.Drain {
-		t.GuaranteePercent, t.BalanceNanos = round(100*a.Allowance), int64(a.Saved)
+	set(m.Worker)
+	for _, q := range m.Processes {
+		set(q.Worker)
 	}
-	return t
+	for _, worker := range slices.Sorted(maps.Keys(workers)) {
+		t := workers[worker]
+		if was, known := m.entitled.terms[worker]; !known || was != t {
+			d.do(SetTerms{m.id, worker, t})
+		}
+	}
+	m.entitled.terms = workers
 }
 
 // maxBatch is how many requests a batch may have, given how long it may take: one of the card's sizes,
 // or 0 if there is no limit.
-func (in *Instance) maxBatch(a guarantee.Action) int {
-	f := in.wants()
+func (d *Decider) maxBatch(m *member, a guarantee.Action) int {
+	f := d.wants(m)
 	limit := f.Requests(a.LongestBatch)
-	sizes := in.pair.Card().Batches
+	sizes := m.Card.Batches
 	if limit == 0 || len(sizes) == 0 || limit >= sizes[len(sizes)-1] {
 		return 0
 	}
@@ -296,29 +312,8 @@ func (in *Instance) maxBatch(a guarantee.Action) int {
 	return fit
 }
 
-// workers are the workers that host processes. All members of a worker have its guarantee, and the
-// CPU time of its process is that of all members. The control loop owns it.
-type workers struct {
-	guarantees map[string]guarantee.Action
-	ran        map[string]int64 // requests that the members ran
-}
-
-func newWorkers() workers {
-	return workers{guarantees: map[string]guarantee.Action{}, ran: map[string]int64{}}
-}
-
-// settle publishes a worker's guarantee.
-func (w *workers) settle(name string, objective time.Duration, a guarantee.Action, log zerolog.Logger) {
-	w.guarantees[name] = settleGuarantee(log.With().Str("worker", name).Logger(), "worker", objective, w.guarantees[name], a)
-}
-
-// keepOnly drops the guarantees of workers without processes.
-func (w *workers) keepOnly(used func(name string) bool) {
-	maps.DeleteFunc(w.guarantees, func(name string, _ guarantee.Action) bool { return !used(name) })
-}
-
-// count adds requests that a member ran, and returns those of all members so far.
-func (w *workers) count(name string, ran int64) (total int64) {
-	w.ran[name] += ran
-	return w.ran[name]
+// takesTurns reports whether processes take turns: functions with guarantees do on a GPU without MPS.
+// With the driver's time slices as a baseline to compare with, they do not.
+func (d *Decider) takesTurns() bool {
+	return d.onGPU() && !d.Device.MPS && d.s.Config.Guarantees() && !d.s.Config.Lab.TimeSlicing
 }

@@ -3,18 +3,25 @@ package sharing
 import (
 	"cmp"
 	"fmt"
-	"math"
+	"maps"
 	"slices"
-	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
-// The policy gslice: this package measures (measure), package gslice decides (Tune, reshare), and the
-// instances' pairs apply the decisions.
+// shares is the policy gslice: shares are quotas of CPU time, MPS percentages, or groups of
+// multiprocessors (groups.go).
+type shares struct {
+	*gslice.Controller
+	cause string // why all shares are allocated again; empty: they are not
+}
+
+// wholePercent is the limit of an instance without a share.
+const wholePercent = 100
 
 // shareConfig converts a configuration for package gslice.
 func shareConfig(cfg *configs.Config) gslice.Config {
@@ -28,281 +35,208 @@ func shareConfig(cfg *configs.Config) gslice.Config {
 	return s
 }
 
+// reshape makes the next decision allocate all shares again. The first cause is logged.
+func (p *shares) reshape(cause string) { p.cause = cmp.Or(p.cause, cause) }
+
+// decide allocates shares again if functions, their shares or their models have changed. It tunes
+// them at the end of each interval.
+func (p *shares) decide(d *Decider) {
+	divided := slices.DeleteFunc(slices.Clone(d.members), func(m *member) bool { return m.whole() || m.f.Removing })
+	for _, id := range p.Members() {
+		if find(divided, id) == nil {
+			p.Remove(id)
+			p.reshape(id.IF + " was removed")
+		}
+	}
+	tunes := d.s.Config.Shares.Tune
+	for _, m := range divided {
+		switch added := p.Adopt(m.id, m.Share, cmp.Or(m.f.ByHand, firstShare(m))); {
+		case added:
+			p.reshape(m.id.IF + " was added")
+		case m.edits != m.f.Edits:
+			p.Replace(m.id, firstShare(m))
+			p.reshape("share_percent of " + m.id.IF + " was edited")
+		case !tunes && m.f.ByHand != 0 && m.byHand != m.f.ByHand:
+			p.Set(m.id, m.f.ByHand)
+			d.setShare(m, m.f.ByHand)
+		}
+		m.edits, m.byHand = m.f.Edits, m.f.ByHand
+	}
+	if p.cause != "" {
+		for _, m := range divided {
+			p.SetSteps(m.id, d.steps(m))
+		}
+		p.apply(d, p.Step(d.s.Now, nil), p.cause)
+		p.cause = ""
+	}
+	if d.s.Interval && tunes {
+		observed := map[gslice.ID]gslice.Observation{}
+		for _, m := range divided {
+			if o, known := m.measured.Observation(); known {
+				observed[m.id] = o
+			}
+		}
+		p.apply(d, p.Step(d.s.Now, observed), "")
+	}
+}
+
 // firstShare takes the place of the knee: the configured share, or the knee of the model; 0 if neither is known.
-func (in *Instance) firstShare() float64 {
-	return cmp.Or(in.f.Configuration().SharePercent, in.pair.Card().KneePercent)
-}
+func firstShare(m *member) float64 { return cmp.Or(m.f.Config.SharePercent, m.Card.KneePercent) }
 
-// check logs an error of the policy, which would be a mistake of this package.
-func (s *Sharing) check(err error) (ok bool) {
-	if err != nil {
-		s.log.Error().Err(err).Msg("cannot share out the device")
-	}
-	return err == nil
-}
-
-// Replaced forgets the measurements of an instance that has another process. another: its model is another
-// one, too, and the shares change at once.
-func (in *Instance) Replaced(another bool) {
-	if !another {
-		in.Measured.Measurement = gslice.Measurement{} // it was measured against another objective
+// replaced records that an instance runs another model.
+func (p *shares) replaced(d *Decider, m *member) {
+	if m.whole() || m.f.Removing {
 		return
 	}
-	in.forget()
-	if s := in.f.s; !in.f.whole() && s.check(s.policy.Replace(in.id, in.firstShare())) && s.cfg.Shares.Tune {
-		s.reshare("the model of " + in.f.name + " was replaced")
+	p.Replace(m.id, firstShare(m))
+	if d.s.Config.Shares.Tune {
+		p.reshape("the model of " + m.id.IF + " was replaced")
 	}
 }
 
-// forget drops the measurements of a model that no longer serves.
-func (in *Instance) forget() {
-	in.Measured = measurement{}
-	in.Entitled.forgetCosts()
-	in.Traffic.ResetWindow()
+// apply carries out the changes of a decision. A non-empty cause replaces the observation as the logged
+// reason.
+func (p *shares) apply(d *Decider, changes []gslice.Change, cause string) {
+	for _, c := range changes {
+		m := find(d.members, c.ID)
+		if c.From != 0 { // else it begins with this share
+			fields := map[string]any{"from_percent": round(c.From), "to_percent": round(c.To), "why": cmp.Or(cause, c.Why)}
+			if o, _ := m.measured.Observation(); cause == "" {
+				fields["tail_ms"], fields["left_ms"] = o.Latency, o.SLO
+				fields["can_rps"], fields["must_rps"] = round(o.Throughput), round(o.ArrivalRate)
+				if !d.onGPU() {
+					fields["cpu_ms"] = m.measured.cpuPerRequest
+				}
+			}
+			d.log(m.id, zerolog.InfoLevel, "share changes", fields)
+		}
+		d.setShare(m, c.To)
+	}
 }
 
-// Edited allocates shares again after an edit of a function's share_percent.
-func (s *Sharing) Edited(f *Function) {
-	f.ByHand = 0
-	if s.cfg.Guarantees() {
-		s.Guarantee()
-		return
+// CheckByHand returns an error if no share of a function can be set by hand, or not this one.
+func (d *Decider) CheckByHand(s *Snapshot, name string, percent float64) error {
+	i := slices.IndexFunc(s.Functions, func(f Function) bool { return f.Config.Name == name })
+	f := &s.Functions[i]
+	if d.Change(s.Config, f.Config) == configs.ChangeNone && !s.Config.Guarantees() {
+		return fmt.Errorf("set share of %s: its change is none, so each process may use the whole device", name)
 	}
-	for _, in := range f.instances {
-		s.check(s.policy.Replace(in.id, in.firstShare()))
-	}
-	s.reshare("share_percent of " + f.name + " was edited")
-}
-
-// SetByHand sets the share of each instance. If shares are tuned, it lasts until the next tuning.
-// Otherwise it is their desired share whenever functions are added, begin to serve or are removed.
-func (s *Sharing) SetByHand(f *Function, percent float64) error {
-	if f.whole() && !s.cfg.Guarantees() {
-		return fmt.Errorf("set share of %s: its change is none, so each process may use the whole device", f.name)
-	}
-	if worker := f.WorkerOf(nil); worker != "" {
-		return fmt.Errorf("set share of %s: the members of worker %s share its guarantee; change share_percent of the worker in the configuration file, or run `penstock if move %s --own` first", f.name, worker, f.name)
+	if worker := f.worker(); worker != "" {
+		return fmt.Errorf("set share of %s: the members of worker %s share its guarantee; change share_percent of the worker in the configuration file, or run `penstock if move %s --own` first", name, worker, name)
 	}
 	if !(percent > 0 && percent <= 100) {
-		return fmt.Errorf("share of %s is %v, want more than 0, at most 100", f.name, percent)
+		return fmt.Errorf("share of %s is %v, want more than 0, at most 100", name, percent)
 	}
-	others := s.cfg.WorkersPercent()
-	for _, other := range s.functions {
-		if other != f {
-			others += other.claimedPercent()
+	others := s.Config.WorkersPercent()
+	for j := range s.Functions {
+		if j != i {
+			others += s.Functions[j].claimedPercent(s.Config)
 		}
 	}
-	if err := configs.CheckSum(percent, len(f.instances), others); err != nil {
-		return fmt.Errorf("share of %s %w", f.name, err)
-	}
-	if s.cfg.Guarantees() {
-		f.ByHand = percent
-		s.Guarantee()
-		return nil
-	}
-	set := s.policy.Set
-	if s.cfg.Shares.Tune {
-		set = s.policy.Failed
-	} else {
-		f.ByHand = percent
-	}
-	for _, in := range f.instances {
-		in.SetShare(percent)
-		if err := set(in.id, percent); err != nil {
-			return err
-		}
+	if err := configs.CheckSum(percent, len(f.Instances), others); err != nil {
+		return fmt.Errorf("share of %s %w", name, err)
 	}
 	return nil
 }
 
+// worker is the worker of the processes that serve; empty: they are in none.
+func (f *Function) worker() string {
+	for i := range f.Instances {
+		if q := f.Instances[i].active(); q != nil {
+			return q.Worker
+		}
+	}
+	return f.Instances[0].Worker
+}
+
 // claimedPercent is the part that no other function can receive by hand: the function's shares, or the
 // guarantees that were set by hand.
-func (f *Function) claimedPercent() float64 {
-	if f.s.cfg.Guarantees() {
-		return cmp.Or(f.ByHand, f.Configuration().SharePercent) * float64(len(f.instances))
-	}
-	total := 0.0
-	for _, in := range f.instances {
-		total += in.pair.Share()
+func (f *Function) claimedPercent(cfg *configs.Config) (total float64) {
+	for _, in := range f.Instances {
+		if cfg.Guarantees() {
+			total += cmp.Or(f.ByHand, f.Config.SharePercent)
+		} else {
+			total += in.Share
+		}
 	}
 	return total
 }
 
-// Restore sets shares that were set by hand under an earlier manager. First it sets all desired shares,
-// before it changes any: as before, their sum may exceed what there is. Then functions that give up some
-// of their share come first, because the total is 100 %.
-func (s *Sharing) Restore(byHand map[*Function]float64) {
-	if s.cfg.Guarantees() {
-		for f, percent := range byHand {
-			f.ByHand = percent
+// byPercentage reports whether a share that changes this way is an MPS percentage.
+func (d *Decider) byPercentage(c configs.Change) bool {
+	return d.onGPU() && d.Device.MPS && (c == configs.ChangeShadow || c == configs.ChangeRestart)
+}
+
+// hasPercentage reports whether a process has an MPS percentage below 100.
+func (d *Decider) hasPercentage(c configs.Change, percent float64) bool {
+	return d.byPercentage(c) && percent > 0 && percent < wholePercent
+}
+
+// steps returns the shares that the instance may have, ascending; nil if it may have any. Shares that
+// the operator sets are free until one of them is wrong.
+func (d *Decider) steps(m *member) []float64 {
+	if !d.byPercentage(m.change) {
+		return nil
+	}
+	wrong, cfg := d.s.Judged[m.Card].Wrong, d.s.Config
+	if !cfg.Shares.Tune && len(wrong) == 0 {
+		return nil
+	}
+	steps, own := percentageSteps(d.Device.GPU.SMs, cfg.Shares.MinimumPercent), m.f.Config.SharePercent
+	if i, found := slices.BinarySearch(steps, own); !found && own > 0 {
+		steps = slices.Insert(steps, i, own)
+	}
+	return slices.DeleteFunc(steps, func(percent float64) bool { return slices.Contains(wrong, percent) })
+}
+
+// percentageSteps returns one whole percentage for each number of multiprocessors that MPS can
+// assign. It assigns them in pairs, and rounds down.
+func percentageSteps(sms int, minimum float64) (steps []float64) {
+	pairs := func(percent int) int { return percent * sms / 100 / 2 }
+	for p := 1; p <= wholePercent; p++ {
+		if p == wholePercent || float64(p) >= minimum && pairs(p) != pairs(p+1) {
+			steps = append(steps, float64(p))
 		}
+	}
+	return steps
+}
+
+// learnRight records that a process has checked all its batch sizes.
+func (p *shares) learnRight(d *Decider, m *member, q *Process) {
+	if j := d.s.Judged[q.Card]; d.hasPercentage(m.change, q.SharePercent) && j.add(q.SharePercent, true) {
+		d.judge(q, j, true)
+	}
+}
+
+// learnWrong learns from a process that ends because its model answers wrongly. If there is another
+// share, the end does not count against the model.
+func (p *shares) learnWrong(d *Decider, m *member, q *Process, o *control.ObservedProcess) {
+	if !o.WrongAnswers || !d.hasPercentage(m.change, q.SharePercent) {
 		return
 	}
-	if s.cfg.Shares.Tune || len(byHand) == 0 {
-		return
+	if j := d.s.Judged[q.Card]; j.add(q.SharePercent, false) {
+		const message = "model answers wrongly at a percentage of the GPU"
+		d.judge(q, j, false)
+		p.reshape(message)
+		p.decide(d)
+		level := zerolog.WarnLevel
+		if m.Share == q.SharePercent {
+			level = zerolog.ErrorLevel
+		}
+		d.log(m.id, level, message, map[string]any{
+			"generation": q.Generation, "percent": round(q.SharePercent), "tries_percent": round(m.Share), "reason": o.Reason,
+		})
 	}
-	list := slices.DeleteFunc(slices.Clone(s.functions), func(f *Function) bool { return byHand[f] == 0 || f.whole() })
-	for _, f := range list {
-		f.ByHand = byHand[f]
-		for _, in := range f.instances {
-			s.check(s.policy.Replace(in.id, f.ByHand))
+	d.do(Refuse{m.id, q.Generation})
+}
+
+// judge keeps what was learned about a process's model for the rest of the snapshot, and beyond.
+func (d *Decider) judge(q *Process, j Judged, right bool) {
+	d.s.Judged = maps.Clone(d.s.Judged)
+	for card := range d.s.Judged {
+		if d.s.Judged[card].model == j.model {
+			d.s.Judged[card] = j
 		}
 	}
-	s.reshare("set by hand before")
-	more := func(f *Function) float64 { return byHand[f]*float64(len(f.instances)) - f.claimedPercent() }
-	slices.SortStableFunc(list, func(a, b *Function) int { return cmp.Compare(more(a), more(b)) })
-	for _, f := range list {
-		if err := s.SetByHand(f, byHand[f]); err != nil {
-			s.log.Info().Err(err).Msg("cannot restore a share that was set by hand in full; using what the others leave")
-		}
-	}
+	d.do(Judge{q.Card, q.SharePercent, right})
 }
-
-// Tune measures every instance and lets the policy decide. The manager calls it every shares.interval.
-func (s *Sharing) Tune(now time.Time) {
-	elapsed := now.Sub(s.tuned)
-	s.tuned = now
-	if s.cfg.Guarantees() {
-		s.renewGuarantees(elapsed)
-	}
-	observed := map[gslice.ID]gslice.Observation{}
-	s.eachInstance(func(in *Instance) {
-		if o, ok := in.measure(now); ok && !in.f.whole() {
-			observed[in.id] = o
-		}
-	})
-	if s.cfg.Shares.Tune && !s.cfg.Guarantees() {
-		s.apply(s.policy.Step(now.Sub(s.started), observed), "")
-	}
-}
-
-// tuneEarly tunes out of turn when libml reports that a share is too small (paper 3.3.1).
-func (s *Sharing) tuneEarly(in *Instance) {
-	const minInterval = 100 * time.Millisecond
-	if now := time.Now(); in.Fit == control.FitUnder && now.Sub(s.tuned) >= minInterval {
-		s.Tune(now)
-	}
-}
-
-// reshare allocates all shares again because a function was added, removed or changed, or because
-// the allowed shares have changed. cause tells which.
-func (s *Sharing) reshare(cause string) {
-	s.eachInstance(func(in *Instance) {
-		if !in.f.whole() && !in.f.leaving {
-			s.check(s.policy.SetSteps(in.id, in.steps()))
-		}
-	})
-	s.apply(s.policy.Step(time.Since(s.started), nil), cause)
-}
-
-// apply carries out a plan. A non-empty cause, a function that was added or removed,
-// replaces the observation as the logged reason.
-func (s *Sharing) apply(plan gslice.Plan, cause string) {
-	for _, c := range plan.Changes {
-		in := s.instance(c.ID)
-		if c.From == 0 {
-			in.SetShare(c.To) // it begins with this share
-			continue
-		}
-		event := in.log.Info().Float64("from_percent", round(c.From)).Float64("to_percent", round(c.To)).Str("why", cmp.Or(cause, c.Why))
-		if o, _ := in.Measured.Observation(); cause == "" {
-			event = event.Dur("tail_ms", o.Latency).Dur("left_ms", o.SLO).
-				Float64("can_rps", round(o.Throughput)).Float64("must_rps", round(o.ArrivalRate))
-			if !s.onGPU() {
-				event = event.Dur("cpu_ms", in.Measured.CPUPerRequest)
-			}
-		}
-		event.Msg("share changes")
-		in.SetShare(c.To)
-	}
-}
-
-// SetShare sets the desired share; 0 means no share, the whole device.
-func (in *Instance) SetShare(percent float64) {
-	in.pair.SetShare(percent)
-	in.f.s.Device.allocator.Invalidate()
-	if in.f.whole() {
-		percent = wholePercent
-	}
-	in.queue.SetWeight(percent)
-}
-
-// SharePercent is the current share: that of the active process.
-func (in *Instance) SharePercent() float64 {
-	if in.f.whole() {
-		return wholePercent
-	}
-	if q := in.pair.Active(); q != nil {
-		return q.SharePercent
-	}
-	return in.pair.Share()
-}
-
-// measurement is what the manager measures of an instance's share. The control loop owns it.
-type measurement struct {
-	gslice.Measurement
-	// CPUPerRequest is a smoothed mean of CPU time; 0 if it is not known.
-	CPUPerRequest time.Duration
-}
-
-// measure moves the window statistics into the averages and returns how the instance performs
-// with its present share. ok is false while there is too little data.
-func (in *Instance) measure(now time.Time) (o gslice.Observation, ok bool) {
-	m, percent := &in.Measured, in.SharePercent()
-	// A measurement must not cover two shares, a change of share, a share that is not the
-	// policy's, or only some of the batch sizes.
-	changed := !m.Measures(percent) || !in.f.whole() && percent != in.pair.Share() || in.pair.Changing() || in.Moving() || in.Growing() || in.pair.Active() == nil
-	w, enough := in.Traffic.TakeWindow(func(w *datapath.Window) bool {
-		return changed || m.Enough(w.Arrived, w.Answered, now)
-	})
-	switch {
-	case changed:
-		m.Restart(percent, now)
-	case enough:
-		m.Add(gslice.Window{
-			Arrived: w.Arrived, Answered: w.Answered, Aggregation: w.Aggregation,
-			Tail: w.Tail(), Throughput: in.throughput(&w, percent),
-		}, now, in.f.Objective(), in.f.within())
-	}
-	return m.Observation()
-}
-
-// throughput is requests per busy second of the share, 0 if nothing ran. Under a CPU quota
-// a process runs at full speed until the quota is used up, so there the CPU time per
-// request counts.
-func (in *Instance) throughput(w *datapath.Window, percent float64) float64 {
-	if w.Ran == 0 || w.Busy <= 0 {
-		return 0
-	}
-	speed := float64(w.Ran) / w.Busy.Seconds()
-	if in.f.s.onGPU() || in.Measured.CPUPerRequest <= 0 {
-		return speed
-	}
-	part := percent / 100 * float64(max(1, in.f.s.cpus))
-	return min(speed, part/in.Measured.CPUPerRequest.Seconds())
-}
-
-// noteCPU records the CPU time that a process spent on that many requests.
-func (m *measurement) noteCPU(spent time.Duration, requests int64) {
-	m.CPUPerRequest = smooth(m.CPUPerRequest, spent/time.Duration(requests))
-}
-
-// smooth moves a mean, 0 if there is none yet, towards a value.
-func smooth(mean, value time.Duration) time.Duration {
-	if mean == 0 {
-		return value
-	}
-	return mean + (value-mean)/8
-}
-
-// boundBy tells why requests are late with any share, in a word and in a sentence; both are
-// empty if that is not so.
-func (in *Instance) boundBy() (what, why string) {
-	if o, _ := in.Measured.Observation(); !o.AggregationBound {
-		return "", ""
-	}
-	return "aggregation", fmt.Sprintf("objective %v is missed before requests are complete: their fragments come too late, and no share helps", in.f.Objective())
-}
-
-// round rounds to hundredths, for display.
-func round(v float64) float64 { return math.Round(100*v) / 100 }

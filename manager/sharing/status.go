@@ -2,65 +2,78 @@ package sharing
 
 import (
 	"cmp"
+	"fmt"
 	"time"
 
 	"github.com/penstock/penstock/control"
 )
 
-// wholePercent is the limit of an instance without a share.
-const wholePercent = 100
+// of returns the members of a function that the last snapshot had.
+func (d *Decider) of(function string) (list []*member) {
+	for _, m := range d.members {
+		if m.id.IF == function {
+			list = append(list, m)
+		}
+	}
+	return list
+}
 
 // Status adds to a function's status its part of the device. The instances must be there already.
-func (f *Function) Status(s *control.FunctionStatus) {
-	s.Change = string(f.Change)
-	for i, in := range f.instances {
-		in.status(&s.Instances[i])
-		s.SharePercent += in.SharePercent()
-		s.Limit = max(s.Limit, in.Limit)
-		if bound, why := in.boundBy(); s.Bound == "" {
-			s.Bound, s.BoundWhy = bound, why
+func (d *Decider) Status(s *control.FunctionStatus) {
+	members := d.of(s.Name)
+	if len(members) == 0 {
+		return // no snapshot has it yet
+	}
+	s.Change = string(members[0].change)
+	for i, m := range members {
+		d.instanceStatus(m, &s.Instances[i])
+		s.SharePercent += m.sharePercent()
+		s.Limit = max(s.Limit, m.limit)
+		// Requests are late with any share.
+		if o, _ := m.measured.Observation(); o.AggregationBound && s.Bound == "" {
+			s.Bound, s.BoundWhy = "aggregation", fmt.Sprintf("objective %v is missed before requests are complete: their fragments come too late, and no share helps", m.f.Objective)
 		}
-		if in.Fit == control.FitUnder || s.Fit == control.FitUnknown {
-			s.Fit = in.Fit
+		if m.fit == control.FitUnder || s.Fit == control.FitUnknown {
+			s.Fit = m.fit
 		}
 	}
-	if f.whole() {
+	if members[0].whole() {
 		s.SharePercent = wholePercent // all instances use the same device, so it counts once
 	}
-	if f.s.cfg.Guarantees() {
-		s.Guarantee = f.guaranteeStatus()
+	if d.s.Config.Guarantees() {
+		s.Guarantee = d.guaranteeStatus(members)
 		s.SharePercent = s.Guarantee.Percent
 	}
 }
 
-// status adds to an instance's status what its processes have of the device.
-func (in *Instance) status(s *control.InstanceStatus) {
-	s.SharePercent, s.WholeDevice, s.SMGroups = in.SharePercent(), in.f.whole(), in.Placement.Groups
+// instanceStatus adds to an instance's status what its processes have of the device.
+func (d *Decider) instanceStatus(m *member, s *control.InstanceStatus) {
+	s.SharePercent, s.WholeDevice, s.SMGroups = m.sharePercent(), m.whole(), m.placement.groups
 	for i := range s.Processes {
 		p := &s.Processes[i]
-		known := in.processes.known(p.Generation)
-		p.Batches, p.WarmingUp, p.SMs, p.SMGroups = known.batches, known.growing, known.sms, known.groups
+		o := m.observed(p.Generation)
+		p.Batches, p.WarmingUp, p.SMs, p.SMGroups = o.batches, o.growing, o.sms, o.groups
 	}
 }
 
 // guaranteeStatus sums up the instances' guarantees.
-func (f *Function) guaranteeStatus() *control.GuaranteeStatus {
+func (d *Decider) guaranteeStatus(members []*member) *control.GuaranteeStatus {
 	s := &control.GuaranteeStatus{}
-	for _, in := range f.instances {
-		e, a := &in.Entitled, in.guaranteeOf(f.WorkerOf(nil))
+	for _, m := range members {
+		e, a := &m.entitled, d.guarantees.guaranteeOf(m, m.f.worker())
 		s.Percent += round(100 * a.Guarantee)
 		s.NeedPercent += round(100 * a.Need)
 		s.UsePercent += round(100 * e.use)
 		s.DemotedPercent += round(100 * e.demoted)
 		s.UsedSeconds += e.spent.total.Seconds()
 		s.DemotedSeconds += e.spent.demoted.Seconds()
-		s.CostMillis = (float64(e.fixed)/in.batch() + float64(e.Cost)) / float64(time.Millisecond)
-		s.Level, s.Infeasible, s.Unprotected = int(in.level(a)), a.Infeasible, e.unprotected
+		s.CostMillis = (float64(e.fixed)/d.batch(m) + float64(e.cost)) / float64(time.Millisecond)
+		s.Level, s.Infeasible, s.Unprotected = int(d.level(m, a)), a.Infeasible, e.unprotected
 	}
-	if f.s.onGPU() && !f.s.Device.MPS {
+	if d.onGPU() && !d.Device.MPS {
 		s.Unprotected = control.UnprotectedByDevice
 	}
-	s.Unprotected = cmp.Or(s.Unprotected, f.s.unprotected())
+	s.Unprotected = cmp.Or(s.Unprotected, d.unprotected())
 	return s
 }
 
@@ -72,14 +85,14 @@ type Use struct {
 	Guaranteed, Demoted time.Duration
 }
 
-// Uses returns those of the instances; nil if the node has no guarantees.
-func (f *Function) Uses() (list []Use) {
-	if !f.s.cfg.Guarantees() {
+// Uses returns those of a function's instances; nil if the node has no guarantees.
+func (d *Decider) Uses(function string) (list []Use) {
+	if d.s.Config == nil || !d.s.Config.Guarantees() {
 		return nil
 	}
-	for _, in := range f.instances {
-		e := &in.Entitled
-		list = append(list, Use{e.Action.Guarantee, e.Action.Need, e.Action.Infeasible != "", e.spent.total - e.spent.demoted, e.spent.demoted})
+	for _, m := range d.of(function) {
+		e := &m.entitled
+		list = append(list, Use{e.action.Guarantee, e.action.Need, e.action.Infeasible != "", e.spent.total - e.spent.demoted, e.spent.demoted})
 	}
 	return list
 }

@@ -23,12 +23,6 @@ type turnHolder struct {
 	overdue        bool // its turn was once passed on because others waited too long
 }
 
-// takesTurns reports whether processes take turns. With the driver's time slices as a baseline to
-// compare with, they do not.
-func (s *Sharing) takesTurns() bool {
-	return s.onGPU() && !s.Device.MPS && s.cfg.Guarantees() && !s.cfg.Lab.TimeSlicing
-}
-
 // join gives a process, or another member of it, an entry.
 func (t *turns) join(pid int) (entry int, err error) {
 	if h := t.entries[pid]; h != nil {
@@ -82,14 +76,6 @@ func (t *turns) watch(now int64) (pid int) {
 func (t *turns) close() {
 	if t.shared != nil {
 		t.shared.Close()
-	}
-}
-
-// watchTurns passes on a turn that does not move.
-func (s *Sharing) watchTurns() {
-	if pid := s.turns.watch(shm.Now()); pid != 0 {
-		s.log.Warn().Int("pid", pid).Dur("after_ms", shm.TurnPatience).
-			Msg("a process keeps the GPU while others wait; their batches now run next to its batch")
 	}
 }
 

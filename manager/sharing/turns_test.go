@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
@@ -21,9 +20,9 @@ import (
 func newTurns(t *testing.T, log zerolog.Logger) *Sharing {
 	t.Helper()
 	cfg := configs.Default()
-	s, err := New(Options{Config: &cfg, Dir: t.TempDir(), Started: time.Now(), Log: log})
-	must.OK(t, err)
+	s := New(Options{Config: &cfg, Dir: t.TempDir(), Log: log})
 	t.Cleanup(s.Close)
+	s.s.Config = &cfg
 	s.Device = Device{Known: true, GPU: &control.ObservedDevice{}}
 	return s
 }
@@ -36,8 +35,8 @@ func TestTakesTurns(t *testing.T) {
 	}{
 		{"without MPS", func(*Sharing) {}, true},
 		{"with MPS", func(s *Sharing) { s.Device.MPS = true }, false},
-		{"gslice", func(s *Sharing) { s.cfg.Shares.Policy = configs.PolicyGSLICE }, false},
-		{"time slices as a baseline", func(s *Sharing) { s.cfg.Lab.TimeSlicing = true }, false},
+		{"gslice", func(s *Sharing) { s.s.Config.Shares.Policy = configs.PolicyGSLICE }, false},
+		{"time slices as a baseline", func(s *Sharing) { s.s.Config.Lab.TimeSlicing = true }, false},
 		{"on a CPU", func(s *Sharing) { s.Device.GPU = nil }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -102,7 +101,7 @@ func TestWatchTurns(t *testing.T) {
 		hangs.Take(shm.Rank{}, 0)
 		waits.Take(shm.Rank{}, 0)
 		wait.For(t, "the turn to be passed on", func() bool {
-			s.Watch(time.Now())
+			s.Watch()
 			return waits.Take(shm.Rank{}, 0)
 		})
 		waits.Release()

@@ -2,17 +2,10 @@ package gslice
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
-)
-
-// Returned by Controller's methods.
-var (
-	errKnown   = errors.New("exists already")
-	errUnknown = errors.New("does not exist")
 )
 
 // Controller decides when shares change. It is a state machine without a clock: times are
@@ -49,109 +42,64 @@ type Change struct {
 	Why      string
 }
 
-// Status is the demand and the share of an IF.
-type Status struct {
-	ID              ID
-	Percent, Demand float64
-	Why             string
-}
-
-// Plan is the decision of a Step.
-type Plan struct {
-	// Changes must be made in this order. Cuts come first, so that shares never add up to more
-	// than 100 %. Changes count as made unless Failed is called.
-	Changes []Change
-	// Status has every IF, sorted by ID.
-	Status []Status
-}
-
 // NewController returns a controller without IFs.
-func NewController(c Config) (*Controller, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
-	return &Controller{cfg: c, members: make(map[ID]*member)}, nil
+func NewController(c Config) *Controller {
+	return &Controller{cfg: c, members: make(map[ID]*member)}
 }
 
-// Add adds an IF, which gets a share at the next Step. kneePercent is its demand until there
-// are observations (3.2.3), 0 if it is not known.
-func (c *Controller) Add(id ID, kneePercent float64) error {
-	if _, ok := c.members[id]; ok {
-		return fmt.Errorf("add %v: %w", id, errKnown)
+// Members are the IDs of the IFs, sorted.
+func (c *Controller) Members() []ID { return slices.SortedFunc(maps.Keys(c.members), ID.Compare) }
+
+// Adopt adds an IF, which gets a share at the next Step. kneePercent is its demand until there
+// are observations (3.2.3), 0 if it is not known. If the IF exists, Adopt records which share it has:
+// another one than the last Step's if that change could not be made, or was overridden.
+func (c *Controller) Adopt(id ID, percent, kneePercent float64) (added bool) {
+	if m := c.members[id]; m != nil {
+		m.percent = floorTo(percent)
+		return false
 	}
 	c.members[id] = &member{id: id, demand: c.elastic(kneePercent), why: whyUnobserved}
 	c.forced = true
-	return nil
+	return true
 }
 
 // Replace records that an IF runs another model. It forgets the demand of the old model. The
 // share stays until the next Step.
-func (c *Controller) Replace(id ID, kneePercent float64) error {
-	m, err := c.member(id)
-	if err != nil {
-		return err
+func (c *Controller) Replace(id ID, kneePercent float64) {
+	if m := c.members[id]; m != nil {
+		m.demand, m.why, c.forced = c.elastic(kneePercent), whyUnobserved, true
 	}
-	m.demand, m.why, c.forced = c.elastic(kneePercent), whyUnobserved, true
-	return nil
 }
 
 // Remove removes an IF. The next Step gives its share to other IFs that need it.
-func (c *Controller) Remove(id ID) error {
-	if _, err := c.member(id); err != nil {
-		return err
-	}
+func (c *Controller) Remove(id ID) {
 	delete(c.members, id)
 	c.forced = true
-	return nil
-}
-
-// Failed records that a change could not be made, and that the IF still has this share.
-func (c *Controller) Failed(id ID, percent float64) error {
-	m, err := c.member(id)
-	if err != nil {
-		return err
-	}
-	m.percent = floorTo(percent)
-	return nil
 }
 
 // Set records a share that was set by hand. It is the demand until the IF is tuned or replaced.
-func (c *Controller) Set(id ID, percent float64) error {
-	m, err := c.member(id)
-	if err != nil {
-		return err
+func (c *Controller) Set(id ID, percent float64) {
+	if m := c.members[id]; m != nil {
+		m.percent, m.demand, m.why = floorTo(percent), c.cfg.clamp(percent), whySet
 	}
-	m.percent, m.demand, m.why = floorTo(percent), c.cfg.clamp(percent), whySet
-	return nil
 }
 
 // SetSteps sets the shares that an IF may have, ascending: percentages of a GPU at which its model
 // answers correctly. If steps is empty, all are allowed. If they have changed, or the IF's present
 // share is none of them, the next Step allocates all shares again.
-func (c *Controller) SetSteps(id ID, steps []float64) error {
-	m, err := c.member(id)
-	if err != nil {
-		return err
+func (c *Controller) SetSteps(id ID, steps []float64) {
+	m := c.members[id]
+	if m == nil {
+		return
 	}
 	steps = slices.Clone(steps)
 	for i, s := range steps {
-		if steps[i] = floorTo(s); !(s > 0 && s <= 100) || i > 0 && s <= steps[i-1] {
-			return fmt.Errorf("share steps of %v: %v do not ascend from above 0 to at most 100", id, steps)
-		}
+		steps[i] = floorTo(s)
 	}
 	if !slices.Equal(steps, m.steps) {
 		m.steps, c.forced = steps, true
 	}
 	c.forced = c.forced || !m.allows(m.percent)
-	return nil
-}
-
-func (c *Controller) member(id ID) (*member, error) {
-	m, ok := c.members[id]
-	if !ok {
-		return nil, fmt.Errorf("share of %v: %w", id, errUnknown)
-	}
-	return m, nil
 }
 
 // elastic returns the demand of an IF without observations: its knee (3.2.3).
@@ -162,17 +110,14 @@ func (c *Controller) elastic(kneePercent float64) float64 {
 	return c.cfg.clamp(kneePercent)
 }
 
-// Step decides. observed has the IFs that were observed since their share last changed.
-func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
-	members := make([]*member, 0, len(c.members))
-	for _, m := range c.members {
-		members = append(members, m)
-	}
-	slices.SortFunc(members, func(a, b *member) int { return a.id.Compare(b.id) })
-
+// Step decides. observed has the IFs that were observed since their share last changed. The changes must be made in
+// this order. Cuts come first, so that shares never add up to more than 100 %. Changes count as made unless
+// Adopt records another share.
+func (c *Controller) Step(now time.Duration, observed map[ID]Observation) (changes []Change) {
 	total := 100.0
 	var free []*member
-	for _, m := range members {
+	for _, id := range c.Members() {
+		m := c.members[id]
 		settled := m.percent > 0 && now-m.changed >= c.cfg.HoldDown
 		if o, ok := observed[m.id]; ok && settled {
 			d := tune(m.percent, o, c.cfg)
@@ -184,23 +129,19 @@ func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
 			total -= m.percent
 		}
 	}
-	var p Plan
 	for _, g := range c.allocate(max(0, total), free) {
 		m := c.members[g.ID]
 		if g.Percent == m.percent {
 			continue
 		}
-		p.Changes = append(p.Changes, Change{ID: m.id, From: m.percent, To: g.Percent, Why: m.why})
+		changes = append(changes, Change{ID: m.id, From: m.percent, To: g.Percent, Why: m.why})
 		m.percent, m.changed = g.Percent, now
 	}
-	slices.SortStableFunc(p.Changes, func(a, b Change) int { // sorted by ID already
+	slices.SortStableFunc(changes, func(a, b Change) int { // sorted by ID already
 		return cmp.Compare(direction(a), direction(b))
 	})
-	for _, m := range members {
-		p.Status = append(p.Status, Status{ID: m.id, Percent: m.percent, Demand: m.demand, Why: m.why})
-	}
 	c.forced = false
-	return p
+	return changes
 }
 
 // direction is -1 for a cut.

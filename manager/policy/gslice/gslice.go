@@ -70,26 +70,6 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns an error that names the first invalid field.
-func (c Config) Validate() error {
-	for _, f := range []struct {
-		name  string
-		value float64
-	}{
-		{"minimum_percent", c.MinimumPercent},
-		{"unknown_percent", c.UnknownPercent},
-		{"threshold_percent", c.ThresholdPercent},
-	} {
-		if !(f.value > 0 && f.value <= 100) {
-			return fmt.Errorf("share %s: %v is not above 0 and at most 100", f.name, f.value)
-		}
-	}
-	if c.HoldDown < 0 {
-		return fmt.Errorf("share hold_down: %v must not be negative", c.HoldDown)
-	}
-	return nil
-}
-
 // ceilTo returns the smallest multiple of quantum that is at least percent. It ignores rounding
 // errors.
 func ceilTo(percent float64) float64 { return math.Ceil(percent/quantum-1e-9) * quantum }

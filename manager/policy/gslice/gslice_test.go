@@ -2,30 +2,11 @@ package gslice
 
 import (
 	"math"
-	"strings"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 )
-
-func TestValidate(t *testing.T) {
-	if err := DefaultConfig().Validate(); err != nil {
-		t.Fatalf("the default is refused: %v", err)
-	}
-	for want, change := range map[string]func(*Config){
-		"minimum_percent":   func(c *Config) { c.MinimumPercent = 0 },
-		"unknown_percent":   func(c *Config) { c.UnknownPercent = 101 },
-		"threshold_percent": func(c *Config) { c.ThresholdPercent = math.NaN() },
-		"hold_down":         func(c *Config) { c.HoldDown = -time.Second },
-	} {
-		c := DefaultConfig()
-		change(&c)
-		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("Validate = %v, want it to name %s", err, want)
-		}
-	}
-}
 
 func TestTune(t *testing.T) {
 	const ms = time.Millisecond

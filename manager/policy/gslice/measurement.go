@@ -30,7 +30,7 @@ type Window struct {
 // share. It is not safe for concurrent use.
 type Measurement struct {
 	percent float64 // the share that is measured
-	since   time.Time
+	since   time.Duration
 	windows int
 
 	tail, throughput, rate, aggregation ewma
@@ -40,7 +40,7 @@ type Measurement struct {
 }
 
 // Restart forgets what was measured, and measures another share from now on.
-func (m *Measurement) Restart(percent float64, now time.Time) {
+func (m *Measurement) Restart(percent float64, now time.Duration) {
 	*m = Measurement{percent: percent, since: now}
 }
 
@@ -48,14 +48,14 @@ func (m *Measurement) Restart(percent float64, now time.Time) {
 func (m *Measurement) Measures(percent float64) bool { return percent == m.percent }
 
 // Enough reports whether a window with so many requests is large enough for Add.
-func (m *Measurement) Enough(arrived, answered int, now time.Time) bool {
-	return answered >= enoughAnswers || now.Sub(m.since) >= enoughTime && (answered >= minAnswers || arrived == 0)
+func (m *Measurement) Enough(arrived, answered int, now time.Duration) bool {
+	return answered >= enoughAnswers || now-m.since >= enoughTime && (answered >= minAnswers || arrived == 0)
 }
 
 // Add adds the window that ends now. within is the part of the objective slo that the node may
 // use. A window without a value of some kind leaves the average of that kind unchanged.
-func (m *Measurement) Add(w Window, now time.Time, slo, within time.Duration) {
-	elapsed := now.Sub(m.since)
+func (m *Measurement) Add(w Window, now time.Duration, slo, within time.Duration) {
+	elapsed := now - m.since
 	m.since = now
 	if w.Arrived == 0 && w.Answered == 0 {
 		m.known = false

@@ -7,7 +7,7 @@ import (
 )
 
 func TestMeasurementEnough(t *testing.T) {
-	start := time.Unix(100, 0)
+	start := 100 * time.Second
 	for _, c := range []struct {
 		name              string
 		arrived, answered int
@@ -24,7 +24,7 @@ func TestMeasurementEnough(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var m Measurement
 			m.Restart(30, start)
-			if got := m.Enough(c.arrived, c.answered, start.Add(c.elapsed)); got != c.want {
+			if got := m.Enough(c.arrived, c.answered, start+c.elapsed); got != c.want {
 				t.Errorf("enough: %v, want %v", got, c.want)
 			}
 		})
@@ -35,9 +35,9 @@ func TestMeasurementAdd(t *testing.T) {
 	const slo, within = 50 * time.Millisecond, 49 * time.Millisecond
 	window := Window{Arrived: 100, Answered: 100, Aggregation: 100 * 4 * time.Millisecond, Tail: 20 * time.Millisecond, Throughput: 80}
 	var m Measurement
-	now := time.Unix(100, 0)
+	now := 100 * time.Second
 	add := func(w Window) (Observation, bool) {
-		now = now.Add(2 * time.Second)
+		now += 2 * time.Second
 		m.Add(w, now, slo, within)
 		return m.Observation()
 	}
@@ -84,10 +84,10 @@ func TestMeasurementAggregationBound(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var m Measurement
-			now := time.Unix(100, 0)
+			now := 100 * time.Second
 			m.Restart(30, now)
 			for range minWindows {
-				now = now.Add(time.Second)
+				now += time.Second
 				m.Add(Window{Arrived: 10, Answered: 10, Aggregation: 10 * c.aggregation, Tail: c.tail, Throughput: 20}, now, slo, within)
 			}
 			if o, known := m.Observation(); !known || o.AggregationBound != c.want || o.SLO != c.slo {

@@ -42,7 +42,6 @@
 package pair
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/penstock/penstock/control"
@@ -504,30 +503,4 @@ func (p *Pair) flush() []Command {
 	out := p.out
 	p.out = nil
 	return out
-}
-
-// Check reports a broken invariant: at most one process in each place, every
-// process desired at most once, a place held only by a desired process.
-func (p *Pair) Check() error {
-	seen := map[uint32]bool{}
-	for _, q := range p.processes {
-		if seen[q.Generation] {
-			return fmt.Errorf("generation %d is listed twice", q.Generation)
-		}
-		seen[q.Generation] = true
-	}
-	places := map[*Process]string{}
-	for name, q := range map[string]*Process{"active": p.active, "next": p.next, "shadow": p.shadow} {
-		if q == nil {
-			continue
-		}
-		if other, taken := places[q]; taken {
-			return fmt.Errorf("generation %d is both %s and %s", q.Generation, other, name)
-		}
-		if !seen[q.Generation] {
-			return fmt.Errorf("generation %d is %s and not desired", q.Generation, name)
-		}
-		places[q] = name
-	}
-	return nil
 }

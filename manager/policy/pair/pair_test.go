@@ -1,6 +1,7 @@
 package pair
 
 import (
+	"fmt"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -607,7 +608,7 @@ func TestPairRecovers(t *testing.T) {
 		p.OnDemand = rapid.Bool().Draw(t, "on demand")
 		check := func() {
 			p.Step()
-			must.OK(t, p.Check())
+			must.OK(t, p.check())
 		}
 		check()
 		for range rapid.IntRange(0, 60).Draw(t, "events") {
@@ -672,4 +673,30 @@ func TestPairRecovers(t *testing.T) {
 			t.Fatalf("%d processes, shadow %+v; want an active and a shadow", len(p.Processes()), p.Shadow())
 		}
 	})
+}
+
+// check reports a broken invariant: at most one process in each place, every
+// process desired at most once, a place held only by a desired process.
+func (p *Pair) check() error {
+	seen := map[uint32]bool{}
+	for _, q := range p.processes {
+		if seen[q.Generation] {
+			return fmt.Errorf("generation %d is listed twice", q.Generation)
+		}
+		seen[q.Generation] = true
+	}
+	places := map[*Process]string{}
+	for name, q := range map[string]*Process{"active": p.active, "next": p.next, "shadow": p.shadow} {
+		if q == nil {
+			continue
+		}
+		if other, taken := places[q]; taken {
+			return fmt.Errorf("generation %d is both %s and %s", q.Generation, other, name)
+		}
+		if !seen[q.Generation] {
+			return fmt.Errorf("generation %d is %s and not desired", q.Generation, name)
+		}
+		places[q] = name
+	}
+	return nil
 }

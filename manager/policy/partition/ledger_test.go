@@ -16,11 +16,11 @@ func process(name string, generation uint32) Process {
 }
 
 func TestLedgerBusy(t *testing.T) {
-	var l ledger
+	var l Allocator
 	a := process("a", 1)
 	busy := func(want ...int) {
 		t.Helper()
-		if got := l.Busy(a.ID); !slices.Equal(got, want) {
+		if got := l.busy(a.ID); !slices.Equal(got, want) {
 			t.Errorf("busy %v, want %v", got, want)
 		}
 	}
@@ -48,7 +48,7 @@ func TestLedgerBusy(t *testing.T) {
 }
 
 func TestLedgerDropped(t *testing.T) {
-	var l ledger
+	var l Allocator
 	a := process("a", 1)
 	l.Publish(1, map[Process][]int{a: {3}})
 	l.Publish(2, nil)
@@ -64,14 +64,14 @@ func TestLedgerDropped(t *testing.T) {
 		{"it has", 2, map[Process]Observed{a: {Groups: []int{3}, Ended: true}}, nil},
 	} {
 		l.Observe(step.acked, step.seen)
-		if got := l.Busy(a.ID); !slices.Equal(got, step.want) {
+		if got := l.busy(a.ID); !slices.Equal(got, step.want) {
 			t.Errorf("%s: busy %v, want %v", step.name, got, step.want)
 		}
 	}
 	l.Publish(3, map[Process][]int{a: {3}})
 	l.Publish(4, nil)
 	l.Observe(4, nil)
-	if got := l.Busy(a.ID); got != nil {
+	if got := l.busy(a.ID); got != nil {
 		t.Errorf("an orchestrator that does not know it: busy %v, want nothing", got)
 	}
 }
@@ -81,7 +81,7 @@ func TestLedgerDropped(t *testing.T) {
 type world struct {
 	t *rapid.T
 	// Of the manager:
-	ledger     ledger
+	ledger     Allocator
 	sms        []int
 	wants      map[gslice.ID]float64
 	needs      map[gslice.ID]int // groups, at least
@@ -122,7 +122,7 @@ func (p *proc) may() []int {
 }
 
 func (w *world) claim(i gslice.ID) Claim {
-	return Claim{ID: i, Percent: w.wants[i], Min: w.needs[i], Infeasible: w.infeasible[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)}
+	return Claim{ID: i, Percent: w.wants[i], Min: w.needs[i], Infeasible: w.infeasible[i], Ordered: w.ordered[i], Busy: w.ledger.busy(i)}
 }
 
 // decide lets the manager divide the groups and publish the result.
@@ -134,7 +134,7 @@ func (w *world) decide() {
 		claims = append(claims, w.claim(i))
 		mine[i] = true
 	}
-	orders, err := divide(w.sms, claims, w.ledger.Others(mine))
+	orders, err := divide(w.sms, claims, w.ledger.others(mine))
 	must.OK(w.t, err)
 	for _, o := range orders {
 		w.ordered[o.ID] = o.Now

@@ -106,8 +106,8 @@ func MinOfOthers(learned []Minimum, fewest int, own []int) (groups int, infeasib
 	return groups, slices.DeleteFunc(infeasible, func(g int) bool { return slices.Equal(own, []int{g}) })
 }
 
-// suffices reports whether groups are enough for a minimum.
-func suffices(groups []int, minGroups int, infeasible []int) bool {
+// Suffices reports whether groups are enough for a minimum.
+func Suffices(groups []int, minGroups int, infeasible []int) bool {
 	return len(groups) >= minGroups && !(len(groups) == 1 && slices.Contains(infeasible, groups[0]))
 }
 

@@ -1,0 +1,325 @@
+package sharing
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/manager/policy/gslice"
+	"github.com/penstock/penstock/manager/policy/pair"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// script drives a Decider with snapshots. Its actions change the snapshot as they would change a node.
+type script struct {
+	*testing.T
+	Decider
+	s   Snapshot
+	cfg configs.Config
+}
+
+// newScript has functions with one serving process each, on a GPU of 16 groups with MPS.
+func newScript(t *testing.T, policy configs.Policy, functions ...configs.Function) *script {
+	t.Helper()
+	x := &script{T: t, cfg: configs.Default()}
+	x.cfg.Shares.Policy, x.cfg.Device = policy, "cuda"
+	x.Decider = NewDecider(&x.cfg)
+	x.s = Snapshot{Config: &x.cfg, Judged: map[*models.Card]Judged{}}
+	for _, f := range functions {
+		card := &models.Card{Name: f.Name, Model: f.Name, Batches: []int{1, 2, 4}}
+		x.s.Functions = append(x.s.Functions, Function{Config: f, Objective: f.SLO, Instances: []Instance{{Card: card}}})
+		x.s.Judged[card] = Judged{model: f.Name}
+	}
+	gpu := &control.ObservedDevice{UUID: "GPU-1", SMs: 128, GroupSMs: slices.Repeat([]int{8}, 16)}
+	x.s.Observed = &control.Observed{Mechanism: MechanismMPS, Device: gpu}
+	x.decide()
+	for i := range x.s.Functions {
+		in := &x.s.Functions[i].Instances[0]
+		in.Active, in.Last = 1, 1
+		in.Processes = []Process{{Process: pair.Process{Generation: 1, Role: control.Serve, State: control.Active, Card: in.Card}}}
+	}
+	return x
+}
+
+func (x *script) function(name string) *Function {
+	i := slices.IndexFunc(x.s.Functions, func(f Function) bool { return f.Config.Name == name })
+	return &x.s.Functions[i]
+}
+
+func (x *script) instance(name string) *Instance { return &x.function(name).Instances[0] }
+
+// decide decides about the snapshot, whose events then are over. It describes what is to be done, without logs and
+// windows.
+func (x *script) decide() (done []string) {
+	for _, a := range x.Decide(x.s) {
+		switch a := a.(type) {
+		case SetShare:
+			x.s.Instance(a.ID).Share = a.Percent
+			done = append(done, fmt.Sprintf("%v: share %v", a.ID, a.Percent))
+		case SetGroups:
+			in := x.s.Instance(a.ID)
+			for i := range in.Processes {
+				in.Processes[i].Groups = a.Groups
+			}
+			done = append(done, fmt.Sprintf("%v: groups %v", a.ID, a.Groups))
+		case SetTerms:
+			done = append(done, fmt.Sprintf("%v: level %d, %.0f %%", a.ID, a.Terms.Level, a.Terms.GuaranteePercent))
+		case Refuse:
+			done = append(done, fmt.Sprintf("%v: refuse %d", a.ID, a.Generation))
+		case Excuse:
+			done = append(done, fmt.Sprintf("%v: excuse %d", a.ID, a.Generation))
+		case Kill:
+			done = append(done, fmt.Sprintf("%v: kill %d", a.ID, a.Generation))
+		case Renew:
+			done = append(done, fmt.Sprintf("%v: renew", a.ID))
+		case Judge:
+			done = append(done, fmt.Sprintf("%s: right at %v: %v", a.Card.Name, a.Percent, a.Right))
+		}
+	}
+	x.s.Observed, x.s.Counted, x.s.Interval = nil, false, false
+	return done
+}
+
+// wants compares what is to be done.
+func (x *script) wants(when string, got []string, want ...string) {
+	x.Helper()
+	if !slices.Equal(got, want) {
+		x.Errorf("%s: %q, want %q", when, got, want)
+	}
+}
+
+// interval ends an interval in which each of an instance's batches of 1 took tail.
+func (x *script) interval(name string, tail time.Duration) []string {
+	w := &datapath.Window{}
+	for i := range 400 {
+		inferred := int64(i+1) * int64(time.Millisecond)
+		r := shm.Request{FirstFragment: inferred - int64(tail), Complete: inferred - int64(tail)}
+		w.Arrive(r)
+		w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: inferred - int64(time.Millisecond), Inferred: inferred}, inferred, 0)
+	}
+	x.s.Now += 5 * time.Second
+	x.s.Interval, x.instance(name).Window = true, w
+	return x.decide()
+}
+
+// intervals repeats interval until something is to be done, at most eight times.
+func (x *script) intervals(name string, tail time.Duration) (done []string) {
+	for range 8 {
+		if done = x.interval(name, tail); len(done) > 0 {
+			break
+		}
+	}
+	return done
+}
+
+// observe lets the orchestrator report on processes.
+func (x *script) observe(processes ...control.ObservedProcess) []string {
+	x.s.Observed = &control.Observed{Mechanism: MechanismMPS, Device: x.Device.GPU, Processes: processes}
+	if x.s.Published != nil {
+		x.s.Observed.AckSeq = x.s.Published.Seq
+	}
+	return x.decide()
+}
+
+func gsliced(name string, percent float64, change configs.Change) configs.Function {
+	return configs.Function{Name: name, Instances: 1, SharePercent: percent, SLO: 50 * time.Millisecond, Change: change}
+}
+
+// A percentage that is too small becomes larger by a shadow. It is measured again when the shadow serves.
+func TestTunedPercentage(t *testing.T) {
+	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 30, configs.ChangeShadow))
+	x.wants("with the first snapshot of a known GPU", x.decide(), "a/0: share 30")
+	x.instance("a").Processes[0].SharePercent = 30
+	x.wants("when batches take too long", x.intervals("a", 75*time.Millisecond), "a/0: share 46")
+	x.wants("until the shadow serves", x.intervals("a", 75*time.Millisecond))
+
+	in := x.instance("a")
+	in.Active, in.Last = 2, 2
+	in.Processes = []Process{{Process: pair.Process{Generation: 2, Role: control.Serve, State: control.Active, SharePercent: 46, Card: in.Card}}}
+	x.wants("once it serves, and batches still take too long", x.intervals("a", 75*time.Millisecond), "a/0: share 70")
+}
+
+// A shadow that answers wrongly at its percentage does not count against its model, and another percentage is tried.
+func TestRefusedShadow(t *testing.T) {
+	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 30, configs.ChangeShadow))
+	x.decide()
+	in := x.instance("a")
+	in.Processes[0].SharePercent = 30
+	x.wants("when batches take too long", x.intervals("a", 75*time.Millisecond), "a/0: share 46")
+
+	in.Last, in.Changing = 2, true
+	in.Processes = append(in.Processes, Process{Process: pair.Process{Generation: 2, Role: control.Serve, State: control.Linking, SharePercent: 46, Card: in.Card}})
+	x.wants("when the shadow answers wrongly",
+		x.observe(control.ObservedProcess{IF: "a", Generation: 2, State: control.Failed, WrongAnswers: true}),
+		"a: right at 46: false", "a/0: share 48", "a/0: refuse 2")
+	in.Processes, in.Changing = in.Processes[:1], false
+	x.wants("afterwards", x.decide())
+}
+
+// A function that needs more than its guarantee comes after others of its objective, until it needs less.
+func TestDemotion(t *testing.T) {
+	objective := func(name string) configs.Function {
+		return configs.Function{Name: name, Instances: 1, SLO: 20 * time.Millisecond}
+	}
+	x := newScript(t, configs.PolicyGuarantee, objective("a"), objective("b"))
+	x.wants("without measurements", x.decide(), "a/0: level 3, 45 %", "b/0: level 3, 45 %")
+	level := func(name string) int {
+		f := control.FunctionStatus{Name: name, Instances: make([]control.InstanceStatus, 1)}
+		x.Status(&f)
+		return f.Guarantee.Level
+	}
+	equal := level("a")
+	run := func(rate int) (done []string) {
+		for range 40 {
+			x.s.Now += time.Second
+			for name, n := range map[string]int{"a": rate, "b": 50} {
+				in := x.instance(name)
+				r := &in.Report
+				r.Generation, r.Ran, r.EachNanos = 1, r.Ran+int64(n), int64(2*time.Millisecond)
+				in.Arrivals += n
+			}
+			x.s.Counted, x.s.Interval = true, true
+			done = append(done, x.decide()...)
+		}
+		return done
+	}
+	run(50)
+	if a, b := level("a"), level("b"); a != equal || b != equal {
+		t.Errorf("levels %d and %d, want %d while both need little", a, b, equal)
+	}
+	done := run(2000)
+	if a, b := level("a"), level("b"); a != equal-1 || b != equal {
+		t.Errorf("levels %d and %d, want a below b while it is overloaded", a, b)
+	}
+	at := func(done []string, level int) bool {
+		return slices.ContainsFunc(done, func(s string) bool { return strings.HasPrefix(s, fmt.Sprintf("a/0: level %d,", level)) })
+	}
+	if !at(done, equal-1) {
+		t.Errorf("terms %q, want one of a at level %d", done, equal-1)
+	}
+	done = run(50)
+	if a, b := level("a"), level("b"); a != equal || b != equal || !at(done, equal) {
+		t.Errorf("levels %d and %d, terms %q; want %d again", a, b, done, equal)
+	}
+}
+
+// publish tells the Decider that the present groups were published.
+func (x *script) publish() {
+	o := &control.Desired{Seq: 1}
+	if x.s.Published != nil {
+		o.Seq = x.s.Published.Seq + 1
+	}
+	for _, f := range x.s.Functions {
+		for _, q := range f.Instances[0].Processes {
+			o.Processes = append(o.Processes, control.DesiredProcess{IF: f.Config.Name, Generation: q.Generation, SMGroups: q.Groups})
+		}
+	}
+	x.s.Published = o
+}
+
+// on is the report of a process that serves on groups.
+func on(name string, groups ...int) control.ObservedProcess {
+	return control.ObservedProcess{IF: name, Generation: 1, State: control.Active, SMGroups: groups, Batches: []int{1, 2, 4}}
+}
+
+// newGrouped has two functions that serve on their groups.
+func newGrouped(t *testing.T) *script {
+	t.Helper()
+	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 50, configs.ChangePartition), gsliced("b", 25, configs.ChangePartition))
+	x.wants("at first", x.decide(), "a/0: share 50", "b/0: share 25",
+		"a/0: groups [0 1 2 3 4 5 6 7]", "b/0: groups [12 13 14 15]")
+	x.publish()
+	x.wants("when both serve", x.observe(on("a", 0, 1, 2, 3, 4, 5, 6, 7), on("b", 12, 13, 14, 15)))
+	return x
+}
+
+// A share that grows gets its neighbour's groups once the neighbour has left them.
+func TestMovedGroups(t *testing.T) {
+	x := newGrouped(t)
+	for name, percent := range map[string]float64{"a": 25, "b": 75} {
+		x.function(name).Edits++
+		x.function(name).Config.SharePercent = percent
+	}
+	x.wants("after an edit", x.decide(), "a/0: share 25", "b/0: share 75", "a/0: groups [0 1 2 3]")
+	x.publish()
+	x.wants("while a moves", x.observe(on("a", 0, 1, 2, 3, 4, 5, 6, 7), on("b", 12, 13, 14, 15)))
+	x.wants("when a has left", x.observe(on("a", 0, 1, 2, 3), on("b", 12, 13, 14, 15)), "b/0: groups [4 5 6 7 8 9 10 11 12 13 14 15]")
+}
+
+// A process whose model does not run on its groups gets others.
+func TestInfeasibleGroups(t *testing.T) {
+	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 5, configs.ChangePartition))
+	x.wants("at first", x.decide(), "a/0: share 5", "a/0: groups [0]")
+	x.publish()
+	x.wants("when its model fails there", x.observe(control.ObservedProcess{IF: "a", Generation: 1, State: control.Failed, InfeasibleGroups: []int{0}}),
+		"a/0: excuse 1", "a/0: groups [1]")
+}
+
+// TestMoveTimeout: a process has the whole time to move from the order on, from its hand-over on, and
+// from its last batch size on.
+func TestMoveTimeout(t *testing.T) {
+	const long = 2 * MoveTimeout
+	for name, c := range map[string]struct {
+		growing        bool
+		after, movable time.Duration
+		killed         bool
+	}{
+		"before its time": {false, MoveTimeout - 1, 0, false},
+		"after its time":  {false, MoveTimeout, 0, true},
+		"movable later":   {false, long, long - MoveTimeout + 1, false},
+		"movable since":   {false, long, long - MoveTimeout, true},
+		"still growing":   {true, long, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newGrouped(t)
+			x.function("a").Edits++
+			x.function("a").Config.SharePercent = 25
+			x.wants("after an edit", x.decide(), "a/0: share 25", "a/0: groups [0 1 2 3]")
+			x.publish()
+			stays := on("a", 0, 1, 2, 3, 4, 5, 6, 7)
+			stays.WarmingUp = c.growing
+			x.wants("while a stays", x.observe(stays, on("b", 12, 13, 14, 15)))
+			x.s.Running, x.instance("a").Movable = c.after, c.movable
+			if got := x.decide(); slices.Contains(got, "a/0: kill 1") != c.killed || len(got) > 1 {
+				t.Errorf("%q, want it killed: %v", got, c.killed)
+			}
+		})
+	}
+}
+
+// Each set of groups that a process ever used costs memory until the process ends.
+func TestManySets(t *testing.T) {
+	x := newGrouped(t)
+	q := &x.instance("a").Processes[0]
+	home := q.Groups
+	for i := range maxSets - 1 {
+		q.Groups = []int{1000 + i}
+		x.wants("on few sets", x.decide())
+	}
+	q.Groups = home
+	x.wants("on a set that it had before", x.decide())
+	q.Groups = []int{1000 + maxSets}
+	x.wants("on too many", x.decide(), "a/0: renew")
+	x.wants("afterwards", x.decide())
+}
+
+// A snapshot without a function ends its share, whatever else is in it.
+func TestRemovedShare(t *testing.T) {
+	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 60, configs.ChangeShadow), gsliced("b", 0, configs.ChangeShadow))
+	x.instance("b").Card.KneePercent = 90
+	x.wants("at first", x.decide(), "a/0: share 40", "b/0: share 60")
+	x.function("a").Removing = true
+	x.wants("when a is being removed", x.decide(), "b/0: share 90")
+	x.s.Functions = x.s.Functions[1:]
+	x.wants("when a is gone", x.decide())
+	if m := find(x.members, gslice.ID{IF: "a"}); m != nil {
+		t.Errorf("%+v is remembered", m)
+	}
+}
