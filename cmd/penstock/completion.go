@@ -28,8 +28,10 @@ func completeAll(cmd *cobra.Command) {
 				must(verb.RegisterFlagCompletionFunc(flag, complete))
 			}
 		}
-		if choices := outputs[verb.CommandPath()]; choices != nil {
-			must(verb.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp)))
+		if flag := verb.LocalFlags().Lookup("output"); flag != nil {
+			if words := choices(flag.Usage); words != nil {
+				must(verb.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)))
+			}
 		}
 	}
 }
@@ -41,16 +43,14 @@ func must(err error) {
 	}
 }
 
-// outputs are the values of the flag --output of each verb.
-var outputs = map[string][]cobra.Completion{
-	"penstock if list":    {"table", "json"},
-	"penstock top":        {"table", "json"},
-	"penstock guest list": {"table", "json"},
-	"penstock infer":      {"text", "json"},
-	"penstock load":       {"table", "json", "csv"},
-	"penstock demo":       {"table", "json", "csv"},
-	"penstock plan":       {"table", "json", "yaml", "html"},
-	"penstock stream":     {"text", "jsonl"},
+// choices returns the words of a description like "table, json or csv", or nil for any other.
+func choices(usage string) []cobra.Completion {
+	usage, _, _ = strings.Cut(usage, ":")
+	first, last, ok := strings.Cut(usage, " or ")
+	if !ok {
+		return nil
+	}
+	return append(strings.Split(first, ", "), last)
 }
 
 // flagCompletions are those of flags that mean the same for each verb.

@@ -71,7 +71,7 @@ the configuration (docs/stream.md).`,
 	f.StringVar(&o.size, "size", "", "WIDTHxHEIGHT of raw frames on standard input; without it they are in a container")
 	f.StringVar(&o.format, "pixel-format", "rgb24", "ffmpeg's name of the format of raw frames")
 	f.Float64Var(&o.rate, "rate", 25, "raw frames per second")
-	f.StringVarP(&o.output, "output", "o", "text", "text, or jsonl: one line per frame and function")
+	f.StringVarP(&o.output, "output", "o", "text", "text or jsonl: one line per frame and function")
 	f.StringVar(&o.annotate, "annotate", "", "video file, like out.mp4, to draw the boxes in")
 	return cmd
 }
