@@ -16,8 +16,8 @@ import (
 //	plan     compare the configured with the existing functions: list what to do, or all errors
 //	commit   remove, change and add functions
 //
-// What must wait until other functions have been removed or replaced is followed afterwards: the
-// manager then follows the whole configuration again.
+// Some entries must wait until other functions have been removed or replaced. The manager then follows
+// the whole configuration again.
 //
 // An error in the plan rejects the whole edit: the node stays as it is. The manager
 // skips an entry that equals the one that it followed last. So a change by `penstock if` stays

@@ -1,5 +1,5 @@
-// Package fleet has the functions of a node: their life, their instances and the processes of these,
-// edits of the configuration file, orders of operators, and the record that a next manager resumes
+// Package fleet has the functions of a node, with their instances and processes. It follows edits of
+// the configuration file and orders of operators, and keeps the record that the next manager resumes
 // with. It knows neither HTTP nor how ports are opened.
 package fleet
 

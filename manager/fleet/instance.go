@@ -257,29 +257,40 @@ func (in *instance) watch(now time.Duration) {
 		in.stoppedSince = 0
 		return
 	}
-	in.failOver(now)
 	if in.fleet.cfg.Lab.RunLate {
 		// A backlog may be as long as there are slots: while answers come, the process is
 		// alive.
 		oldest = max(oldest, in.queue.LastGood())
 	}
 	patience := in.f.hangTimeout
-	// A process is responsible for the time since it got the ring. Before that, another
-	// process was.
-	residency := in.residency()
-	loads := residency != nil && residency.State == control.Loading // its worker watches over that
-	if now-max(oldest, in.ringSince) >= patience && !loads {
-		if q := holder(in.pair, in.queue.Owner()); q != nil && q.Role != control.Kill {
-			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
-				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed it")
-			in.failures.reason = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
-			in.pair.Kill(q.Generation)
-			in.f.hangs++
-		}
+	if q := holder(in.pair, in.queue.Owner()); q == nil || q.Role == control.Kill {
+		in.stoppedSince = 0
+	} else if why := in.hangs(q, now, oldest); why != "" {
+		in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
+			Dur("hang_timeout_ms", patience).Str("reason", why).Msg("process hangs; killed it")
+		in.failures.reason = why
+		in.pair.Kill(q.Generation)
+		in.f.hangs++
 	}
 	if now-oldest >= 2*patience {
 		in.queue.ExpireBefore(now - patience)
 	}
+}
+
+// hangs returns why the process q, which should answer, must be killed; empty: it may go on. oldest is when
+// the oldest request arrived, or the last answer was given.
+func (in *instance) hangs(q *pair.Process, now, oldest time.Duration) string {
+	if in.standsStill(q, now) {
+		return "another program had stopped the process (SIGSTOP); it missed a deadline and was killed, and its shadow takes over"
+	}
+	// A process is responsible for the time since it got the ring. Before that, another
+	// process was.
+	residency := in.residency()
+	loads := residency != nil && residency.State == control.Loading // its worker watches over that
+	if now-max(oldest, in.ringSince) < in.f.hangTimeout || loads {
+		return ""
+	}
+	return fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
 }
 
 // movable returns since when a process could move, by runclock.Now. Before it had the ring it was

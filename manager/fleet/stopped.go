@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -15,33 +16,19 @@ import (
 // A process that is merely slow is never taken for a stopped one, because the kernel tells the difference. A process
 // under a debugger is in another state too.
 
-// failOver kills the process that should answer if it is stopped, a deadline has passed, and the shadow can take
-// over. The process must have been stopped for a tick: after a pause of the whole node the manager may continue first.
-func (in *instance) failOver(now time.Duration) {
-	q := holder(in.pair, in.queue.Owner())
-	if q == nil || q.Role == control.Kill || !stopped(in.processes.known(q.Generation).pid) {
+// standsStill reports whether the process q is stopped, a deadline has passed, and the shadow can take over. The process
+// must have been stopped for a tick: after a pause of the whole node the manager may continue first.
+func (in *instance) standsStill(q *pair.Process, now time.Duration) bool {
+	if !stopped(in.processes.known(q.Generation).pid) {
 		in.stoppedSince = 0
-		return
+		return false
 	}
 	if in.stoppedSince == 0 {
 		in.stoppedSince = now
-		return
 	}
 	standby := in.pair.Shadow()
-	switch {
-	case now-in.stoppedSince < WatchPeriod/2 || !in.queue.Overdue(shm.Now()):
-		return
-	case standby == nil || standby.State != control.Loaded || standby.Card != in.pair.Card():
-		return
-	case stopped(in.processes.known(standby.Generation).pid):
-		return
-	}
-	in.log.Error().Uint32("generation", q.Generation).Uint32("standby", standby.Generation).
-		Msg("process is stopped by a signal and missed a deadline; killed it, its shadow takes over")
-	in.failures.reason = "another program had stopped the process (SIGSTOP); it missed a deadline and was killed"
-	in.pair.Kill(q.Generation)
-	in.f.hangs++
-	in.stoppedSince = 0
+	return now-in.stoppedSince >= WatchPeriod/2 && in.queue.Overdue(shm.Now()) &&
+		standby != nil && standby.State == control.Loaded && standby.Card == in.pair.Card() && !stopped(in.processes.known(standby.Generation).pid)
 }
 
 // stopped reports whether a signal has stopped a process (state T of proc_pid_stat(5)).
