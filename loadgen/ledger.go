@@ -23,7 +23,6 @@ type ledger struct {
 	free     []uint32 // indices of entries that are not open
 	open     int
 	stats    functionStats
-	tracker  outageTracker
 	comparer answer.Comparer
 	// drained is closed once the ledger is ending and nothing is open.
 	drained chan struct{}
@@ -47,7 +46,6 @@ func newLedger(f *Function, references []answer.Answer) *ledger {
 		pictures:   f.Pictures,
 		references: references,
 		stats:      newFunctionStats(f.Pictures.Len()),
-		tracker:    newOutageTracker(f.SLO),
 		comparer:   answer.Comparer{Tolerance: f.Tolerance},
 		drained:    make(chan struct{}),
 	}
@@ -68,7 +66,6 @@ func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted b
 	*e = entry{intended: intended, picture: int32(picture), use: e.use + 1, counted: counted, open: true}
 	l.open++
 	l.stats.offered++
-	l.tracker.sent(intended + int64(lag))
 	if counted {
 		l.stats.sent++
 		l.stats.lag.record(lag)
@@ -84,9 +81,6 @@ func (l *ledger) reply(r Reply) {
 	defer l.mu.Unlock()
 	if l.closed {
 		return
-	}
-	if r.Err == nil {
-		l.tracker.received(r.Arrived)
 	}
 	e, ok := l.endLocked(r.Tag)
 	if !ok {
@@ -158,14 +152,6 @@ func (l *ledger) drain() <-chan struct{} {
 		l.ending = true
 	}
 	return l.drained
-}
-
-// outageNews returns what to report about the function's outages; empty if nothing
-// changed.
-func (l *ledger) outageNews(now int64) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.tracker.news(now)
 }
 
 // close makes the ledger ignore replies.

@@ -153,10 +153,6 @@ type Options struct {
 	// Observe, if not nil, is called every ObserveEvery from its own goroutine,
 	// and once at the end. The callee owns the snapshot.
 	Observe func(Snapshot)
-	// Notify, if not nil, gets a line when a function or the manager's status page
-	// stops answering, and when it answers again. The goroutine that calls Observe
-	// calls it.
-	Notify func(line string)
 }
 
 // ObserveEvery is how often Observe is called: a line that changes four times per

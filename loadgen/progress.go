@@ -74,7 +74,7 @@ func (s Snapshot) String() string {
 		} else {
 			fmt.Fprintf(&b, "%.1f %% in time, p99 %.1f", f.WithinSLO, millis(f.P99))
 		}
-		fmt.Fprintf(&b, " of %s ms", number(millis(f.SLO)))
+		fmt.Fprintf(&b, " of %s ms, %d open", number(millis(f.SLO)), f.Outstanding)
 		if f.ShareKnown {
 			fmt.Fprintf(&b, ", %.0f %%", f.SharePercent)
 		}

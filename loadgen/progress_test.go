@@ -13,7 +13,7 @@ func snapshot(elapsed time.Duration) loadgen.Snapshot {
 	return loadgen.Snapshot{
 		Elapsed: elapsed, Left: 30*time.Second - elapsed,
 		Functions: []loadgen.Live{
-			{Name: "face", SLO: 25 * time.Millisecond, PerSecond: 199.6, WithinSLO: 99.25, P99: 8100 * time.Microsecond, SharePercent: 40, ShareKnown: true},
+			{Name: "face", SLO: 25 * time.Millisecond, PerSecond: 199.6, WithinSLO: 99.25, P99: 8100 * time.Microsecond, SharePercent: 40, ShareKnown: true, Outstanding: 2},
 			{Name: "detect", SLO: 400 * time.Millisecond, PerSecond: 4},
 		},
 	}
@@ -21,7 +21,7 @@ func snapshot(elapsed time.Duration) loadgen.Snapshot {
 
 func TestSnapshot(t *testing.T) {
 	s := snapshot(12 * time.Second)
-	if got, want := s.String(), " 18 s left │ face 200/s 99.2 % in time, p99 8.1 of 25 ms, 40 % │ detect 4/s p99 – of 400 ms"; got != want {
+	if got, want := s.String(), " 18 s left │ face 200/s 99.2 % in time, p99 8.1 of 25 ms, 2 open, 40 % │ detect 4/s p99 – of 400 ms, 0 open"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	s.WarmingUp = true

@@ -24,8 +24,6 @@ type Report struct {
 	// ManagerError is why the manager could not be asked at the end. Lost
 	// requests are then unknown.
 	ManagerError string `json:"manager_error,omitempty"`
-	// Outages are the times without any reply, by function and in order of time.
-	Outages []Outage `json:"outages,omitempty"`
 	// Requirements are the verdicts of Require.
 	Requirements []Verdict `json:"requirements,omitempty"`
 }
@@ -216,28 +214,23 @@ type Faults []string
 func (f Faults) Error() string { return strings.Join(f, "\n") }
 
 // Faults returns the reasons for which the run proves the system wrong, one line
-// each. Faults are requests without an answer, answers that differ, a system that stopped
-// answering, and unknown losses. Slowness is not a fault.
+// each. Faults are requests without an answer, answers that differ, and unknown losses.
+// Slowness is not a fault.
 func (r *Report) Faults() []string {
 	var faults []string
 	if r.ManagerError != "" {
 		faults = append(faults, "cannot count lost requests: "+r.ManagerError)
 	}
-	out := map[string]bool{}
-	for _, o := range r.Outages {
-		faults = append(faults, o.String())
-		out[o.Function] = true
-	}
 	for _, f := range r.Functions {
 		switch {
-		case f.Sent > 0 && f.Answered == 0 && !out[f.Name] && !r.Interrupted:
+		case f.Sent > 0 && f.Answered == 0 && !r.Interrupted:
 			faults = append(faults, fmt.Sprintf("%s: none of %d requests was answered", f.Name, f.Sent))
 		case f.Restarted && f.Unanswered > 0:
 			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the manager's counters restarted: it died, or the function was removed and added",
 				f.Name, f.Unanswered, f.Sent))
 		case f.Removed && f.Unanswered > 0:
 			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the node no longer has this function", f.Name, f.Unanswered, f.Sent))
-		case !out[f.Name] && !r.Interrupted:
+		case !r.Interrupted:
 			faults = append(faults, f.Missing()...)
 		}
 		faults = append(faults, f.Errors()...)

@@ -153,14 +153,12 @@ func (r *run) measure(ctx, background context.Context) (*Report, error) {
 	stopWatching()
 	watchers.Wait()
 
-	end := r.options.Clock.Now()
 	for _, t := range r.traffic {
 		t.ledger.close() // replies that arrive while we ask the manager no longer count
 	}
 	report := &Report{Seconds: measured.Seconds(), Interrupted: interrupted}
 	report.ManagerError = errorText(r.watch.end(background))
 	for _, t := range r.traffic {
-		report.Outages = append(report.Outages, t.ledger.tracker.outages(t.f.Name, r.start+int64(r.spec.Warmup), end)...)
 		report.Functions = append(report.Functions, t.report(measured, r.watch))
 	}
 	if err := r.closeSenders(); err != nil {
@@ -231,7 +229,7 @@ func (r *run) drain(ctx context.Context) {
 	}
 }
 
-// observe periodically calls the Notify and Observe callbacks.
+// observe periodically calls the Observe callback.
 func (r *run) observe(ctx context.Context) {
 	ticker := time.NewTicker(ObserveEvery)
 	defer ticker.Stop()
@@ -240,29 +238,11 @@ func (r *run) observe(ctx context.Context) {
 	for {
 		select {
 		case <-ticker.C:
-			r.notify()
 			last = r.show(before, last)
 		case <-ctx.Done():
 			r.show(before, last)
 			return
 		}
-	}
-}
-
-// notify reports what stopped answering, or answers again.
-func (r *run) notify() {
-	notify := r.options.Notify
-	if notify == nil {
-		notify = func(string) {}
-	}
-	now := r.options.Clock.Now()
-	for _, t := range r.traffic {
-		if news := t.ledger.outageNews(now); news != "" {
-			notify(t.f.Name + ": " + news)
-		}
-	}
-	if news := r.watch.news(); news != "" {
-		notify(news)
 	}
 }
 

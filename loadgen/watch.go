@@ -22,16 +22,10 @@ type watch struct {
 	// the manager it has all functions.
 	statuses  map[string]control.FunctionStatus
 	restarted map[string]bool
-	// failing is the error of the last status requests, failed how many failed in a row.
-	// reported means that news has reported it.
-	failing  error
-	failed   int
-	reported bool
 }
 
-// minFailedPolls is how many status requests must fail before we report that the page does not answer.
-// One may fail while the machine is busy.
-const minFailedPolls = 2
+// lastPolls is how often the watch asks at the end. One request may fail while the machine is busy.
+const lastPolls = 2
 
 func newWatch(ask func(context.Context) (control.Status, error)) *watch {
 	return &watch{ask: ask, statuses: map[string]control.FunctionStatus{}, restarted: map[string]bool{}}
@@ -78,9 +72,6 @@ func (w *watch) update(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil {
-		if ctx.Err() == nil {
-			w.failing, w.failed = err, w.failed+1
-		}
 		return err
 	}
 	died := !status.Started.Equal(w.last.Started)
@@ -93,24 +84,8 @@ func (w *watch) update(ctx context.Context) error {
 	for _, f := range status.Functions {
 		w.statuses[f.Name] = f
 	}
-	w.last, w.failing, w.failed = status, nil, 0
+	w.last = status
 	return nil
-}
-
-// news returns what changed since the last call: the status page stopped answering, or
-// answers again. It is empty if nothing changed.
-func (w *watch) news() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case w.failed >= minFailedPolls && !w.reported:
-		w.reported = true
-		return "the node's status page does not answer: " + w.failing.Error()
-	case w.failed == 0 && w.reported:
-		w.reported = false
-		return "the node's status page answers again"
-	}
-	return ""
 }
 
 // end records the counters' last values. Without them, lost requests are unknown.
@@ -119,7 +94,7 @@ func (w *watch) end(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	for range minFailedPolls {
+	for range lastPolls {
 		if err = w.update(ctx); err == nil {
 			break
 		}

@@ -97,7 +97,6 @@ func Run(ctx context.Context, o Options) (*loadgen.Report, error) {
 		Dial:    loadgen.DialClient(client.Options{}),
 		Status:  o.Status,
 		Observe: progress.Show,
-		Notify:  func(line string) { progress.Print("penstock load: " + line) },
 	}
 	if o.Check {
 		options.Reference = run
