@@ -22,7 +22,7 @@
 //	 6. Every request that was meant to be sent is in the report once.
 //
 // Subpackages are arrival (when), picture (what), answer (is the answer right) and
-// status (asks the manager). FindMaxRate searches over whole runs.
+// status (asks the manager).
 //
 // Locks: a ledger's mu and the watch's mu are leaves. No callback is called with
 // one held.

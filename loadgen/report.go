@@ -24,8 +24,6 @@ type Report struct {
 	// ManagerError is why the manager could not be asked at the end. Lost
 	// requests are then unknown.
 	ManagerError string `json:"manager_error,omitempty"`
-	// Requirements are the verdicts of Require.
-	Requirements []Verdict `json:"requirements,omitempty"`
 }
 
 // FunctionReport is what a run measured of one function.
@@ -208,7 +206,7 @@ func (r *Report) check() error {
 	return nil
 }
 
-// Faults is the error of a run that proves the system wrong, or that missed a bound: one line per fault.
+// Faults is the error of a run that proves the system wrong: one line per fault.
 type Faults []string
 
 func (f Faults) Error() string { return strings.Join(f, "\n") }

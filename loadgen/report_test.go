@@ -2,7 +2,6 @@ package loadgen_test
 
 import (
 	"bytes"
-	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -151,29 +150,6 @@ func TestTableSendLag(t *testing.T) {
 	}
 }
 
-func TestWriteCSV(t *testing.T) {
-	var buffer bytes.Buffer
-	must.OK(t, sample().WriteCSV(&buffer))
-	lines, err := csv.NewReader(&buffer).ReadAll() // refuses lines of different lengths
-	must.OK(t, err)
-	if len(lines) != 3 {
-		t.Fatalf("%d lines, want a heading and 2", len(lines))
-	}
-	want := map[string][2]string{
-		"name": {"fashion", "detect"}, "ok": {"980", "0"}, "p99_ms": {"8.5", "0"}, "share": {"40", ""}, "lost": {"0", ""},
-		"accuracy": {"91.9", ""}, "wrong": {"1", "0"}, "send_lag_p99_ms": {"0.15", "0"},
-	}
-	for column, name := range lines[0] {
-		if cells, ok := want[name]; ok && (lines[1][column] != cells[0] || lines[2][column] != cells[1]) {
-			t.Errorf("%s: %q and %q, want %q", name, lines[1][column], lines[2][column], cells)
-		}
-		delete(want, name)
-	}
-	for name := range want {
-		t.Errorf("the heading lacks %s", name)
-	}
-}
-
 // full is a writer without space.
 type full struct{}
 
@@ -183,13 +159,9 @@ func (full) Write([]byte) (int, error) { return 0, errFull }
 
 func TestWriteErrors(t *testing.T) {
 	report := sample()
-	found := &loadgen.Found{}
 	for name, write := range map[string]func() error{
-		"table":        func() error { return report.WriteTable(full{}, 0) },
-		"JSON":         func() error { return report.WriteJSON(full{}) },
-		"CSV":          func() error { return report.WriteCSV(full{}) },
-		"search":       func() error { return found.WriteTable(full{}) },
-		"search, JSON": func() error { return found.WriteJSON(full{}) },
+		"table": func() error { return report.WriteTable(full{}, 0) },
+		"JSON":  func() error { return report.WriteJSON(full{}) },
 	} {
 		if err := write(); !errors.Is(err, errFull) {
 			t.Errorf("%s: %v", name, err)

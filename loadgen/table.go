@@ -1,7 +1,6 @@
 package loadgen
 
 import (
-	"encoding/csv"
 	"fmt"
 	"io"
 	"slices"
@@ -35,9 +34,6 @@ func (r *Report) WriteTable(w io.Writer, width int) error {
 	lines := []string{tabular.RenderOne(width, columns, rows)}
 	for i := range r.Functions {
 		lines = append(lines, r.Functions[i].remarks()...)
-	}
-	if n := len(r.Requirements); n > 0 {
-		lines = append(lines, fmt.Sprintf("%d of %d requirements met", n-len(r.Missed()), n))
 	}
 	if r.Interrupted {
 		lines = append(lines, fmt.Sprintf("interrupted after %.1f s", r.Seconds))
@@ -111,32 +107,6 @@ func (f *FunctionReport) remarks() []string {
 	return remarks
 }
 
-// WriteCSV writes the report's numbers, one line per function, under a header.
-func (r *Report) WriteCSV(w io.Writer) error {
-	out := csv.NewWriter(w)
-	header := []string{
-		"name", "slo_ms", "sent", "answered", "ok", "late", "dropped", "incomplete", "busy", "refused", "failed", "unanswered",
-		"in_time", "within_slo", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "mean_batch", "share", "swaps", "lost", "accuracy",
-		"checked", "wrong", "offered_rps", "unsent", "send_lag_p99_ms",
-	}
-	// The writer keeps its first error for Error.
-	_ = out.Write(header)
-	for _, f := range r.Functions {
-		_ = out.Write([]string{
-			f.Name, number(f.SLOMillis), count(f.Sent), count(f.Answered), count(f.OK), count(f.Late), count(f.Dropped), count(f.Incomplete),
-			count(f.Busy), count(f.Refused), count(f.Failed), count(f.Unanswered), count(f.InTime), number(f.WithinSLO), number(f.GoodputRPS),
-			number(f.P50Millis), number(f.P99Millis), number(f.P999Millis), number(f.MeanBatch), numberOrNone(f.SharePercent),
-			countOrNone(f.Swaps), countOrNone(f.Lost), numberOrNone(f.Accuracy), count(f.Checked), count(f.Wrong),
-			number(f.OfferedRPS), count(f.Unsent), number(f.SendLagP99Millis),
-		})
-	}
-	out.Flush()
-	if err := out.Error(); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
-}
-
 func fixed(v float64, decimals int) string { return strconv.FormatFloat(v, 'f', decimals, 64) }
 
 func number(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
@@ -148,18 +118,4 @@ func orUnknown(v *uint64) string {
 		return unknown
 	}
 	return count(*v)
-}
-
-func countOrNone(v *uint64) string {
-	if v == nil {
-		return ""
-	}
-	return count(*v)
-}
-
-func numberOrNone(v *float64) string {
-	if v == nil {
-		return ""
-	}
-	return number(*v)
 }

@@ -6,12 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/loadfake"
-	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 )
 
@@ -162,33 +160,5 @@ func TestLastPollRetried(t *testing.T) {
 	})
 	if asked != 3 || report.ManagerError != "" {
 		t.Errorf("asked %d times: %q", asked, report.ManagerError)
-	}
-}
-
-func TestSearchNodeEnds(t *testing.T) {
-	for name, test := range map[string]struct {
-		change func(*loadgen.Options)
-		want   string
-	}{
-		"died": {restarting, "the node's manager died"},
-		"gone": {func(o *loadgen.Options) {
-			asked := 0
-			o.Status = func(context.Context) (control.Status, error) {
-				if asked++; asked > 1 {
-					return control.Status{}, errors.New("connection refused")
-				}
-				return control.Status{}, nil
-			}
-		}, "the node is gone: connection refused"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			o := loadgen.Options{Dial: dead(20, 1e6).Dial, Clock: loadfake.Clock{}}
-			test.change(&o)
-			probe, err := loadgen.ProbeFunction(constant(t, 10, 10*time.Second), "face", o)
-			must.OK(t, err)
-			if _, err := probe(t.Context(), 10); err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%s: %v", name, err)
-			}
-		})
 	}
 }

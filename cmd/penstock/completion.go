@@ -55,16 +55,15 @@ func choices(usage string) []cobra.Completion {
 
 // flagCompletions are those of flags that mean the same for each verb.
 var flagCompletions = map[string]cobra.CompletionFunc{
-	"runtime-dir":   completeFolder,
-	"models":        completeFolder,
-	"profiles":      completeFolder,
-	"pictures":      completeFolder,
-	"config":        completeYAML,
-	"model":         completeModel,
-	"worker":        completeWorker,
-	"to":            completeFunctionList,
-	"rate":          completeRate,
-	"find-max-rate": completeFunction,
+	"runtime-dir": completeFolder,
+	"models":      completeFolder,
+	"profiles":    completeFolder,
+	"pictures":    completeFolder,
+	"config":      completeYAML,
+	"model":       completeModel,
+	"worker":      completeWorker,
+	"to":          completeFunctionList,
+	"rate":        completeRate,
 }
 
 // completeArguments returns the completion of a verb's arguments, by the words in its usage line.

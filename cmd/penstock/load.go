@@ -12,14 +12,12 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/load"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/status"
 )
 
 func loadCommand() *cobra.Command {
 	var o load.Options
 	var node nodeChoice
-	var required []string
 	var capture string
 	var speed float64
 	cmd := &cobra.Command{
@@ -34,37 +32,17 @@ In the table each request is counted once: sent = in time + too late (ok after t
 + busy + incomplete + refused + failed + lost (accepted and never answered) + unanswered. Columns
 of zeros are left out. -o json has all figures.
 
-The exit status is 1 if a request was lost or not answered, an answer was wrong, or a bound of
---require was not met.
-
---require sets a bound for each function with traffic, or for one (face:p99=25ms):
-  within=99%     min part of the requests answered ok within the objective
-  ok=99%         min part answered ok
-  answered=100%  min part answered at all, also late or busy
-  accuracy=90%   min part of the labelled pictures with the right class
-  goodput=50     min number of ok answers within the objective per second
-  p99=25ms       max latency of the ok answers; also p50 and p99.9
+The exit status is 1 if a request was lost or not answered, or an answer was wrong.
 
 With --capture the command plays the UDP datagrams of a pcap or pcapng file instead, at their
 recorded times. Each goes to the function of the node at the port to which it was recorded.`,
 		Example: `  penstock load --rate face=60 --rate fashion=400 --duration 30s
   penstock load --rate detect=6 --arrivals 30fps --streams 2 -o json
   penstock load --schedule rates.csv --draw out
-  penstock load --rate face=60 --require within=99%,face:p99=25ms -o json || exit 1
-  penstock load --capture cameras.pcap --speed 2
-  penstock load --find-max-rate fashion --duration 5s`,
+  penstock load --rate face=60 -o json | jq -e 'all(.functions[]; .within_slo >= 99)'
+  penstock load --capture cameras.pcap --speed 2`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if cmd.Flags().Changed("require") && len(required) == 0 {
-				return errors.New("--require is empty; want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms, or leave it out")
-			}
-			for _, text := range required {
-				r, err := loadgen.ParseRequirement(text)
-				if err != nil {
-					return fmt.Errorf("--require %w", err)
-				}
-				o.Traffic.Require = append(o.Traffic.Require, r)
-			}
 			if err := captureAlone(cmd); err != nil {
 				return err
 			}
@@ -90,20 +68,17 @@ recorded times. Each goes to the function of the node at the port to which it wa
 	f.DurationVar(&t.Spec.Warmup, "warmup", time.Second, "warm-up time before the measured time")
 	f.StringVar(&t.Arrivals, "arrivals", "poisson", "poisson, constant, 30fps (each stream at a random phase), bursts:16")
 	f.IntVar(&t.Streams, "streams", 1, "clients per function, each with its own socket")
-	f.StringVar(&t.Schedule, "schedule", "", "file with changes of the rates over time (CSV or YAML: time, function, rate)")
+	f.StringVar(&t.Schedule, "schedule", "", "file with changes of the rates over time (CSV: time,function,rate)")
 	f.Uint64Var(&t.Spec.Seed, "seed", 1, "seed of the arrivals")
 	f.StringVar(&t.Pictures, "pictures", "", "folder of PNG and JPEG pictures to send; the built-in ones if left out")
 	f.StringSliceVar(&t.Models, "models", nil, "folders of cards to check answers with, besides the built-in ones")
 	f.StringVar(&o.Draw, "draw", "", "folder for the pictures with the results drawn on them")
 	f.BoolVar(&o.Check, "check", true, "compare answers with the same model run in this process")
-	f.StringVar(&t.Search, "find-max-rate", "", "search for the highest rate of this function with p99 within its objective and goodput of 99 %; the others get only what --rate says")
-	f.Float64Var(&o.Precision, "precision", load.DefaultPrecision, "precision of --find-max-rate, as a part of the rate")
 	f.StringVar(&capture, "capture", "", "play the UDP datagrams of this file (pcap or pcapng) instead of sending pictures")
 	f.Float64Var(&speed, "speed", 1, "with --capture: recorded seconds per second")
 	f.DurationVar(&t.Deadline, "deadline", 0, "deadline sent with each request")
 	f.Uint8Var(&t.Priority, "priority", 0, "priority sent with each request")
-	f.StringSliceVar(&required, "require", nil, "[function:]metric=bound, exit status 1 if missed, like within=99% or face:p99=25ms; may be repeated")
-	f.StringVarP(&o.Output, "output", "o", "table", "table, json or csv")
+	f.StringVarP(&o.Output, "output", "o", "table", "table or json")
 	return cmd
 }
 

@@ -12,13 +12,8 @@ func TestLoadFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		{ // a script's variable that is not set
-			[]string{"--require="},
-			"--require is empty; want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms, or leave it out",
-		},
-		{[]string{"--require", "ok=1%,"}, `--require "": want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms`},
-		{[]string{"--find-max-rate", "face", "-o", "csv"}, "--find-max-rate and --output csv: a search is written as table or json"},
-		{[]string{"--find-max-rate", "face", "--require", "ok=1%"}, "--find-max-rate and --require: want one of them; a search tries rates that miss"},
+		{[]string{"--capture", "a.pcap", "--rate", "face=1"}, "--capture and --rate: want one of them; a capture has its own times and contents"},
+		{[]string{"--capture=a.pcap", "--speed=2", "--runtime-dir=/tmp"}, "--http and --runtime-dir: want one of them; both choose the node"},
 	} {
 		cmd := root()
 		cmd.SetArgs(append([]string{"load", "--http", "127.0.0.1:1"}, test.args...))

@@ -7,14 +7,9 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/goccy/go-yaml/ast"
-
-	"github.com/penstock/penstock/models/document"
 )
 
 // Change is one line of a schedule: from At on, Function has the rate
@@ -30,24 +25,48 @@ type Change struct {
 // Schedule is the changes of rates, in order of time.
 type Schedule []Change
 
-// ParseSchedule reads a schedule. A name that ends in .csv holds CSV under the
-// header time,function,rate:
+// ParseSchedule reads a schedule, CSV under the header time,function,rate:
 //
 //	time,function,rate
 //	15s,face,400
-//
-// Any other name holds YAML, a list of the same three:
-//
-//   - {time: 15s, function: face, rate: 400}
 //
 // Times are durations since the start of the measured run ("15s", "1m30s") and
 // never decrease. Rates are requests per second. Every error names the file and
 // the line.
 func ParseSchedule(name string, data []byte) (Schedule, error) {
-	if strings.EqualFold(filepath.Ext(name), ".csv") {
-		return parseCSV(name, data)
+	// Spreadsheets put a byte order mark before UTF-8.
+	reader := csv.NewReader(bytes.NewReader(bytes.TrimPrefix(data, []byte("\ufeff"))))
+	reader.Comment = '#'
+	reader.TrimLeadingSpace = true
+	reader.FieldsPerRecord = 3
+	var schedule Schedule
+	for first := true; ; first = false {
+		record, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return schedule, nil
+		}
+		if parse := (*csv.ParseError)(nil); errors.As(err, &parse) {
+			return nil, fmt.Errorf("%s:%d: %w; want time,function,rate", name, parse.Line, parse.Err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
+		line, _ := reader.FieldPos(0)
+		where := fmt.Sprintf("%s:%d", name, line)
+		for i := range record {
+			record[i] = strings.TrimSpace(record[i])
+		}
+		if first {
+			if strings.Join(record, ",") != "time,function,rate" {
+				return nil, fmt.Errorf("%s: want the heading time,function,rate", where)
+			}
+			continue
+		}
+		schedule, err = schedule.add(where, record[0], record[1], record[2])
+		if err != nil {
+			return nil, err
+		}
 	}
-	return parseYAML(name, data)
 }
 
 // Rate returns a function's rate under the schedule if it starts at perSecond.
@@ -74,115 +93,6 @@ lines:
 		return fmt.Errorf("%s: function %q gets no traffic; there are %s", change.Where, change.Function, strings.Join(known, ", "))
 	}
 	return nil
-}
-
-// The columns of the CSV and the keys of the YAML.
-const (
-	timeKey     = "time"
-	functionKey = "function"
-	rateKey     = "rate"
-)
-
-func parseCSV(name string, data []byte) (Schedule, error) {
-	// Spreadsheets put a byte order mark before UTF-8.
-	reader := csv.NewReader(bytes.NewReader(bytes.TrimPrefix(data, []byte("\ufeff"))))
-	reader.Comment = '#'
-	reader.TrimLeadingSpace = true
-	reader.FieldsPerRecord = 3
-	var schedule Schedule
-	for first := true; ; first = false {
-		record, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			return schedule, nil
-		}
-		if parse := (*csv.ParseError)(nil); errors.As(err, &parse) {
-			return nil, fmt.Errorf("%s:%d: %w", name, parse.Line, parse.Err)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", name, err)
-		}
-		line, _ := reader.FieldPos(0)
-		where := fmt.Sprintf("%s:%d", name, line)
-		for i := range record {
-			record[i] = strings.TrimSpace(record[i])
-		}
-		if first {
-			if record[0] != timeKey || record[1] != functionKey || record[2] != rateKey {
-				return nil, fmt.Errorf("%s: want the heading time,function,rate", where)
-			}
-			continue
-		}
-		schedule, err = schedule.add(where, record[0], record[1], record[2])
-		if err != nil {
-			return nil, err
-		}
-	}
-}
-
-func parseYAML(name string, data []byte) (Schedule, error) {
-	file, err := document.Tree(name, data)
-	if err != nil {
-		return nil, err
-	}
-	var schedule Schedule
-	for _, doc := range file.Docs {
-		if doc.Body == nil {
-			continue
-		}
-		list, is := doc.Body.(*ast.SequenceNode)
-		if !is {
-			return nil, fmt.Errorf("%s: want a list of {time: …, function: …, rate: …}", whereIs(name, doc.Body))
-		}
-		for _, item := range list.Values {
-			fields, err := entry(name, item)
-			if err != nil {
-				return nil, err
-			}
-			schedule, err = schedule.add(whereIs(name, item), fields[timeKey], fields[functionKey], fields[rateKey])
-			if err != nil {
-				return nil, err
-			}
-		}
-	}
-	return schedule, nil
-}
-
-// entry reads one {time, function, rate} as text.
-func entry(name string, item ast.Node) (map[string]string, error) {
-	mapping, ok := item.(ast.MapNode)
-	if !ok {
-		return nil, fmt.Errorf("%s: want {time: …, function: …, rate: …}", whereIs(name, item))
-	}
-	fields := make(map[string]string, 3)
-	for pairs := mapping.MapRange(); pairs.Next(); {
-		key, value := pairs.Key().String(), pairs.Value()
-		if key != timeKey && key != functionKey && key != rateKey {
-			return nil, fmt.Errorf("%s: unknown key %q; there are time, function and rate", whereIs(name, pairs.Key()), key)
-		}
-		scalar, ok := value.(ast.ScalarNode)
-		if !ok {
-			return nil, fmt.Errorf("%s: %s must be a single value", whereIs(name, value), key)
-		}
-		fields[key] = scalar.GetToken().Value
-	}
-	for _, key := range []string{timeKey, functionKey, rateKey} {
-		if fields[key] == "" {
-			return nil, fmt.Errorf("%s: %s is missing", whereIs(name, item), key)
-		}
-	}
-	return fields, nil
-}
-
-func whereIs(name string, node ast.Node) string {
-	// A mapping's own token is a colon or a brace. The error is clearer at its
-	// first key.
-	if mapping, ok := node.(ast.MapNode); ok {
-		if pairs := mapping.MapRange(); pairs.Next() {
-			node = pairs.Key()
-		}
-	}
-	position := node.GetToken().Position
-	return fmt.Sprintf("%s:%d:%d", name, position.Line, position.Column)
 }
 
 func (s Schedule) add(where, at, function, rate string) (Schedule, error) {

@@ -32,10 +32,6 @@ type Options struct {
 	Schedule string // file; empty for none
 	Pictures string // folder; the built-in pictures if empty
 	Models   []string
-	// Search, if not empty, is the function whose max rate is searched for. If Rates
-	// is empty, the other functions get no traffic.
-	Search   string
-	Require  []loadgen.Requirement
 	Deadline time.Duration
 	Priority uint8
 	// Reference runs a card's model in this process; nil leaves answers unchecked.
@@ -88,7 +84,7 @@ func New(node control.Status, o Options) (_ *Traffic, err error) {
 	for _, f := range functions {
 		names = append(names, f.Name)
 	}
-	rates, err := o.rates(names)
+	rates, err := parseRates(o.Rates, names)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +104,7 @@ func New(node control.Status, o Options) (_ *Traffic, err error) {
 			return nil, err
 		}
 	}
-	return t, t.checkRequired()
+	return t, nil
 }
 
 // Close closes the models.
@@ -160,7 +156,7 @@ func (o *Options) fromNetwork(all []control.FunctionStatus) ([]control.FunctionS
 		switch {
 		case f.Camera == nil:
 			out = append(out, f)
-		case named || o.Search == f.Name:
+		case named:
 			return nil, fmt.Errorf("%s takes pictures of cameras only (format: %s); choose another function", f.Name, f.Camera.Format)
 		}
 	}
@@ -170,24 +166,7 @@ func (o *Options) fromNetwork(all []control.FunctionStatus) ([]control.FunctionS
 	return out, nil
 }
 
-// rates returns the rates of those named functions that get traffic.
-func (o *Options) rates(names []string) (map[string]float64, error) {
-	rates, err := parseRates(o.Rates, names)
-	if err != nil || o.Search == "" {
-		return rates, err
-	}
-	if !slices.Contains(names, o.Search) {
-		return nil, fmt.Errorf("--find-max-rate %s: the node has no function %q; it has: %s", o.Search, o.Search, strings.Join(names, ", "))
-	}
-	if len(o.Rates) == 0 {
-		rates = map[string]float64{}
-	}
-	if rates[o.Search] == 0 {
-		rates[o.Search] = defaultRate
-	}
-	return rates, nil
-}
-
+// parseRates returns the rates of those named functions that get traffic.
 func parseRates(given map[string]string, names []string) (map[string]float64, error) {
 	rates := map[string]float64{}
 	if len(given) == 0 {
@@ -222,20 +201,6 @@ func readSchedule(file string, names []string) (s arrival.Schedule, err error) {
 		return nil, err
 	}
 	return s, s.CheckFunctions(names)
-}
-
-// checkRequired refuses a requirement for a function that gets no traffic.
-func (t *Traffic) checkRequired() error {
-	var names []string
-	for _, f := range t.Spec.Functions {
-		names = append(names, f.Name)
-	}
-	for _, r := range t.options.Require {
-		if r.Function != "" && !slices.Contains(names, r.Function) {
-			return fmt.Errorf("--require %s:%s: nothing is sent to %s, only to: %s", r.Function, r.Metric, r.Function, strings.Join(names, ", "))
-		}
-	}
-	return nil
 }
 
 // add adds one function's traffic.

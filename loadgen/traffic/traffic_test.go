@@ -33,10 +33,8 @@ func TestCameraFunction(t *testing.T) {
 		t.Errorf("%v: %+v", err, p)
 	}
 	want := "seen takes pictures of cameras only (format: gvsp); choose another function"
-	for _, o := range []Options{{Arrivals: "poisson", Rates: map[string]string{"seen": "1"}}, {Arrivals: "poisson", Search: "seen"}} {
-		if _, err := New(node, o); err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
+	if _, err := New(node, Options{Arrivals: "poisson", Rates: map[string]string{"seen": "1"}}); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 	if _, err := New(control.Status{Functions: node.Functions[:1]}, Options{Arrivals: "poisson"}); err == nil {
 		t.Error("nothing to send to is no error")

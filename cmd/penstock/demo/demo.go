@@ -27,7 +27,7 @@ type Options struct {
 	Functions string // a configuration file; empty: the built-in one
 	Duration  time.Duration
 	Out       string // folder for the log and the pictures
-	Output    string // table, json or csv
+	Output    string // table or json
 	Version   string // of this program
 }
 

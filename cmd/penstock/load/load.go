@@ -4,11 +4,9 @@ package load
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -29,26 +27,20 @@ type Options struct {
 	Status  func(context.Context) (control.Status, error)
 	Traffic traffic.Options
 	// Check compares the answers with those of the same model run in this process.
-	Check bool
-	// Precision is that of a search for a max rate, as a part of the rate. It is used if Traffic.Search
-	// is set.
-	Precision float64
-	Output    string // table, json or csv
+	Check  bool
+	Output string // table or json
 	// Draw is the folder for the pictures with the results drawn on them; empty for none.
 	Draw string
 	// FiguresOnly leaves out what the models found in the pictures.
 	FiguresOnly bool
 }
 
-// DefaultPrecision is the default of Options.Precision.
-const DefaultPrecision = 0.05
-
 // Validate checks the options that need no node.
 func (o *Options) Validate() error {
 	t := &o.Traffic
 	switch {
-	case !slices.Contains([]string{"table", "json", "csv"}, o.Output):
-		return fmt.Errorf("output %q: want table, json or csv", o.Output)
+	case o.Output != "table" && o.Output != "json":
+		return fmt.Errorf("output %q: want table or json", o.Output)
 	case t.Spec.Duration <= 0:
 		return fmt.Errorf("--duration %v: want more than 0, like 30s", t.Spec.Duration)
 	case t.Spec.Warmup < 0:
@@ -57,23 +49,12 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--deadline %v: want 0 or more; 0 for none", t.Deadline)
 	case t.Streams < 1:
 		return fmt.Errorf("--streams %d: want at least 1", t.Streams)
-	case t.Search == "":
-		return nil
-	case !(o.Precision > 0 && o.Precision <= 1):
-		return fmt.Errorf("--precision %v: want more than 0, at most 1", o.Precision)
-	case t.Schedule != "":
-		return errors.New("--find-max-rate and --schedule: want one of them; a search sets its rate itself")
-	case o.Output == "csv":
-		return errors.New("--find-max-rate and --output csv: a search is written as table or json")
-	case len(t.Require) > 0:
-		return errors.New("--find-max-rate and --require: want one of them; a search tries rates that miss")
 	}
 	return nil
 }
 
-// Run sends the traffic and prints the report, which it also returns. It returns no report after a
-// search. The error is a loadgen.Faults if a request was lost, an answer was wrong or a bound was
-// missed.
+// Run sends the traffic and prints the report, which it also returns. The error is a loadgen.Faults
+// if a request was lost or an answer was wrong.
 func Run(ctx context.Context, o Options) (*loadgen.Report, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -101,16 +82,9 @@ func Run(ctx context.Context, o Options) (*loadgen.Report, error) {
 	if o.Check {
 		options.Reference = run
 	}
-	if o.Traffic.Search != "" {
-		defer progress.End()
-		return nil, o.findMaxRate(ctx, run.Spec, options)
-	}
 	report, err := loadgen.Run(ctx, run.Spec, options)
 	progress.End()
 	if err != nil {
-		return nil, err
-	}
-	if err := report.Require(o.Traffic.Require); err != nil {
 		return nil, err
 	}
 	if err := Print(report, o.Output); err != nil {
@@ -121,7 +95,7 @@ func Run(ctx context.Context, o Options) (*loadgen.Report, error) {
 			return nil, err
 		}
 	}
-	if faults := append(report.Faults(), report.Missed()...); len(faults) > 0 {
+	if faults := report.Faults(); len(faults) > 0 {
 		return report, loadgen.Faults(faults)
 	}
 	return report, nil
@@ -132,36 +106,12 @@ func Reference(card *models.Card) (traffic.Model, error) {
 	return reference.New(card, frameworks.New)
 }
 
-// Print prints a report on standard output, as table, json or csv.
+// Print prints a report on standard output, as table or json.
 func Print(r *loadgen.Report, output string) error {
-	switch output {
-	case "json":
+	if output == "json" {
 		return r.WriteJSON(os.Stdout)
-	case "csv":
-		return r.WriteCSV(os.Stdout)
 	}
 	return r.WriteTable(os.Stdout, tabular.Width(os.Stdout))
-}
-
-func (o *Options) findMaxRate(ctx context.Context, spec loadgen.Spec, options loadgen.Options) error {
-	probe, err := loadgen.ProbeFunction(spec, o.Traffic.Search, options)
-	if err != nil {
-		return err
-	}
-	start := 10.0
-	for _, f := range spec.Functions {
-		if f.Name == o.Traffic.Search {
-			start = f.PerSecond
-		}
-	}
-	found, err := loadgen.FindMaxRate(ctx, loadgen.Search{Start: start, Precision: o.Precision, Confirm: 2}, probe)
-	if err != nil {
-		return err
-	}
-	if o.Output == "json" {
-		return found.WriteJSON(os.Stdout)
-	}
-	return found.WriteTable(os.Stdout)
 }
 
 // show prints what the models found in the photos, and draws it if Draw is set.
