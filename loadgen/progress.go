@@ -47,12 +47,6 @@ func (p *Progress) Overwrite(line string) {
 	fmt.Fprintf(p.w, "\r%s\x1b[K", cut(line, p.width()-1))
 }
 
-// Print adds a permanent line.
-func (p *Progress) Print(line string) {
-	p.End()
-	fmt.Fprintln(p.w, line)
-}
-
 // End clears the terminal's line.
 func (p *Progress) End() {
 	if p.width != nil {

@@ -42,16 +42,6 @@ func TestProgressTerminal(t *testing.T) {
 	}
 }
 
-func TestProgressPrint(t *testing.T) {
-	var out bytes.Buffer
-	progress := loadgen.NewProgress(&out, func() int { return 20 })
-	progress.Show(snapshot(0))
-	progress.Print("face: nothing has come back")
-	if want := "\r 30 s left │ face …\x1b[K" + "\r\x1b[Kface: nothing has come back\n"; out.String() != want {
-		t.Errorf("%q, want %q", out.String(), want)
-	}
-}
-
 func TestProgressFile(t *testing.T) {
 	var out bytes.Buffer
 	progress := loadgen.NewProgress(&out, nil)
