@@ -25,14 +25,14 @@ const wholePercent = 100
 
 // shareConfig converts a configuration for package gslice.
 func shareConfig(cfg *configs.Config) gslice.Config {
-	c, s := cfg.Shares, gslice.DefaultConfig()
-	s.MinimumPercent = c.MinimumPercent
-	// Shares are tuned every interval, a little sooner or later. Without this correction an
-	// early tick would miss the end of the hold-down, and the change would wait for the
-	// next one.
-	s.HoldDown = max(0, c.HoldDown-c.Interval/2)
-	s.SpreadSlack = c.SpreadSlack
-	return s
+	c := cfg.Shares
+	return gslice.Config{
+		MinimumPercent: c.MinimumPercent, SpreadSlack: c.SpreadSlack,
+		// Shares are tuned every interval, a little sooner or later. Without this correction an
+		// early tick would miss the end of the hold-down, and the change would wait for the
+		// next one.
+		HoldDown: max(0, c.HoldDown-c.Interval/2),
+	}
 }
 
 // reshape makes the next decision allocate all shares again. The first cause is logged.

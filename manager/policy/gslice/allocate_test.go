@@ -48,14 +48,14 @@ func TestAllocate(t *testing.T) {
 		{[]float64{10, 20, 60, 80}, []float64{10, 20, 30, 40}},
 		{[]float64{250, -3}, []float64{95, 5}},
 	} {
-		if got := percents(DefaultConfig().divide(100, demandsOf(c.demands...))); !slices.Equal(got, c.want) {
+		if got := percents(defaultConfig().divide(100, demandsOf(c.demands...))); !slices.Equal(got, c.want) {
 			t.Errorf("Allocate(%v) = %v, want %v", c.demands, got, c.want)
 		}
 	}
 }
 
 func TestSpreadSlack(t *testing.T) {
-	c := DefaultConfig()
+	c := defaultConfig()
 	c.SpreadSlack = true
 	grants := c.divide(100, demandsOf(10, 30))
 	if got := percents(grants); !slices.Equal(got, []float64{25, 75}) {
@@ -72,7 +72,7 @@ func TestSpreadSlack(t *testing.T) {
 func TestAllocateMinimum(t *testing.T) {
 	demands := make([]float64, 40) // 40 times 5 %
 	demands[7] = 90
-	for i, p := range percents(DefaultConfig().divide(100, demandsOf(demands...))) {
+	for i, p := range percents(defaultConfig().divide(100, demandsOf(demands...))) {
 		if p < 2.4 || p > 2.5 {
 			t.Errorf("IF %d gets %v, want 100/40 but for the grain", i, p)
 		}
@@ -95,7 +95,7 @@ func drawDemands(t *rapid.T) []shareDemand {
 
 func TestAllocateProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := DefaultConfig()
+		c := defaultConfig()
 		c.MinimumPercent = rapid.Float64Range(0.1, 20).Draw(t, "minimum")
 		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
 		ds := drawDemands(t)
@@ -141,7 +141,7 @@ func TestAllocateProperties(t *testing.T) {
 }
 
 func TestAllocateSteps(t *testing.T) {
-	c := DefaultConfig()
+	c := defaultConfig()
 	steps := []float64{8, 11, 24, 26, 50, 90, 100}
 	for _, x := range []struct {
 		demands, want []float64
@@ -168,7 +168,7 @@ func TestAllocateSteps(t *testing.T) {
 
 func TestStepsTotal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := DefaultConfig()
+		c := defaultConfig()
 		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
 		ds := drawDemands(t)
 		steps, first, free := map[ID][]float64{}, 0.0, false

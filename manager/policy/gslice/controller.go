@@ -105,7 +105,7 @@ func (c *Controller) SetSteps(id ID, steps []float64) {
 // elastic returns the demand of an IF without observations: its knee (3.2.3).
 func (c *Controller) elastic(kneePercent float64) float64 {
 	if !(kneePercent > 0) {
-		kneePercent = c.cfg.UnknownPercent
+		kneePercent = unknownPercent
 	}
 	return c.cfg.clamp(kneePercent)
 }
@@ -180,7 +180,7 @@ func (c *Controller) small(m *member, to float64) bool {
 	if m.allows(to) && !m.allows(m.percent) {
 		return false
 	}
-	return m.percent > 0 && math.Abs(to-m.percent) <= m.percent*c.cfg.ThresholdPercent/100
+	return m.percent > 0 && math.Abs(to-m.percent) <= m.percent*thresholdPercent/100
 }
 
 // allows reports whether the IF may have a share.

@@ -37,7 +37,7 @@ func newController(t rapid.TB, c Config, ids ...ID) *Controller {
 func shareOf(k *Controller, id ID) float64 { return k.members[id].percent }
 
 func TestAddKnee(t *testing.T) {
-	k := newController(t, DefaultConfig(), face)
+	k := newController(t, defaultConfig(), face)
 	k.Adopt(detect, 0, 45)
 	p := k.Step(0, nil)
 	want := []Change{{ID: detect, To: 45, Why: whyUnobserved}, {ID: face, To: 30, Why: whyUnobserved}}
@@ -47,7 +47,7 @@ func TestAddKnee(t *testing.T) {
 }
 
 func TestHoldDown(t *testing.T) {
-	k := newController(t, DefaultConfig(), face)
+	k := newController(t, defaultConfig(), face)
 	k.Step(0, nil)
 	seen := map[ID]Observation{face: short}
 	if p := k.Step(10*time.Second-1, seen); len(p) != 0 {
@@ -62,7 +62,7 @@ func TestHoldDown(t *testing.T) {
 }
 
 func TestHoldDownKeepsShare(t *testing.T) {
-	k := newController(t, DefaultConfig(), face, detect)
+	k := newController(t, defaultConfig(), face, detect)
 	k.Step(0, nil)
 	k.Step(10*time.Second, map[ID]Observation{face: {Latency: 100 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 10}})
 	if shareOf(k, face) != 60 {
@@ -76,7 +76,7 @@ func TestHoldDownKeepsShare(t *testing.T) {
 }
 
 func TestForcedStep(t *testing.T) {
-	k := newController(t, DefaultConfig())
+	k := newController(t, defaultConfig())
 	for _, a := range []struct {
 		id   ID
 		knee float64
@@ -106,7 +106,7 @@ func TestForcedStep(t *testing.T) {
 
 func TestInstancesAreTunedApart(t *testing.T) {
 	first, second := ID{"face", 0}, ID{"face", 1}
-	k := newController(t, DefaultConfig(), first, second)
+	k := newController(t, defaultConfig(), first, second)
 	k.Step(0, nil)
 	k.Step(10*time.Second, map[ID]Observation{first: short, second: fine})
 	if shareOf(k, first) != 45 || shareOf(k, second) != 30 {
@@ -115,7 +115,7 @@ func TestInstancesAreTunedApart(t *testing.T) {
 }
 
 func TestThreshold(t *testing.T) {
-	c := DefaultConfig()
+	c := defaultConfig()
 	c.HoldDown = 0
 	rapid.Check(t, func(t *rapid.T) {
 		ids := []ID{face, detect, third}
@@ -146,7 +146,7 @@ func TestThreshold(t *testing.T) {
 // much, and gets what detect leaves.
 func TestSmallChange(t *testing.T) {
 	for left, want := range map[float64]float64{52: 50, 52.4: 50, 52.6: 52.6, 53: 53} {
-		k := newController(t, DefaultConfig())
+		k := newController(t, defaultConfig())
 		k.Adopt(face, 0, 50)
 		k.Adopt(detect, 0, 100-left)
 		k.Step(0, nil)
@@ -161,7 +161,7 @@ func TestSmallChange(t *testing.T) {
 // also while a plan's changes are being made one after the other.
 func TestStepProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := DefaultConfig()
+		c := defaultConfig()
 		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
 		c.HoldDown = time.Duration(rapid.IntRange(0, 5).Draw(t, "hold-down")) * time.Second
 		k := newController(t, c)
@@ -209,7 +209,7 @@ func TestStepProperties(t *testing.T) {
 }
 
 func TestSlack(t *testing.T) {
-	c := DefaultConfig()
+	c := defaultConfig()
 	k := newController(t, c, face, detect)
 	if p := k.Step(0, nil); shareOf(k, face)+shareOf(k, detect) != 60 {
 		t.Errorf("shares %+v, want 30 each and the rest free", p)
@@ -223,7 +223,7 @@ func TestSlack(t *testing.T) {
 }
 
 func TestFailedChange(t *testing.T) {
-	k := newController(t, DefaultConfig(), face)
+	k := newController(t, defaultConfig(), face)
 	k.Step(0, nil)
 	k.Step(10*time.Second, map[ID]Observation{face: short})
 	k.Adopt(face, 30, 0)
@@ -234,7 +234,7 @@ func TestFailedChange(t *testing.T) {
 }
 
 func TestStepAggregationBound(t *testing.T) {
-	k := newController(t, DefaultConfig(), face)
+	k := newController(t, defaultConfig(), face)
 	k.Step(0, nil)
 	o := short
 	o.AggregationBound = true
@@ -245,7 +245,7 @@ func TestStepAggregationBound(t *testing.T) {
 }
 
 func TestStepIgnoresOldShare(t *testing.T) {
-	k := newController(t, DefaultConfig(), face)
+	k := newController(t, defaultConfig(), face)
 	k.Step(0, nil)
 	k.Adopt(third, 0, 0)
 	p := k.Step(time.Second, map[ID]Observation{face: short})
@@ -256,7 +256,7 @@ func TestStepIgnoresOldShare(t *testing.T) {
 
 // New steps move a share that is none of them at once, however little, and others not at all.
 func TestSetSteps(t *testing.T) {
-	k := newController(t, DefaultConfig())
+	k := newController(t, defaultConfig())
 	k.Adopt(face, 0, 25)
 	k.Adopt(detect, 0, 50)
 	k.Step(0, nil)

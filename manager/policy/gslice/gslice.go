@@ -41,33 +41,25 @@ func (id ID) Compare(other ID) int {
 	return cmp.Or(cmp.Compare(id.IF, other.IF), cmp.Compare(id.Instance, other.Instance))
 }
 
-// Config has the parameters of the decisions; DefaultConfig has the paper's values.
+const (
+	// unknownPercent is the demand of an IF without knee and observations (3.2.3).
+	unknownPercent = 30
+	// thresholdPercent: residuals within it are no reason to tune. Changes within it, in percent
+	// of the present share, are not made (3.2.1, 3.2.2).
+	thresholdPercent = 5
+)
+
+// Config has the parameters of the decisions.
 type Config struct {
 	// MinimumPercent is the minimum share. If there are too many IFs for it, the minimum is an
 	// equal part of 100.
 	MinimumPercent float64
-	// UnknownPercent is the demand of an IF without knee and observations.
-	UnknownPercent float64
-	// ThresholdPercent: residuals within it are no reason to tune. Changes within it, in percent
-	// of the present share, are not made.
-	ThresholdPercent float64
-	// HoldDown is how long a share stays after a change. Adding and removing IFs does not wait
+	// HoldDown is how long a share stays after a change, 10 s in the paper (3.2.1). Adding and removing IFs does not wait
 	// for it.
 	HoldDown time.Duration
 	// SpreadSlack also divides the part of the device beyond all demands, in proportion to the
 	// demands.
 	SpreadSlack bool
-}
-
-// DefaultConfig has the paper's values: 30 % for a model without a profile
-// (3.2.3), 5 % as threshold and 10 s as hold-down (3.2.1, 3.2.2). The minimum is ours.
-func DefaultConfig() Config {
-	return Config{
-		MinimumPercent:   5,
-		UnknownPercent:   30,
-		ThresholdPercent: 5,
-		HoldDown:         10 * time.Second,
-	}
 }
 
 // ceilTo returns the smallest multiple of quantum that is at least percent. It ignores rounding

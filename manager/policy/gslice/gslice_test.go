@@ -50,7 +50,7 @@ func TestTune(t *testing.T) {
 			Observation{Latency: 5 * ms, SLO: 50 * ms, Throughput: 1, ArrivalRate: math.Inf(1)}, 40, whyUnobserved},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := tune(c.current, c.o, DefaultConfig())
+			got := tune(c.current, c.o, defaultConfig())
 			if math.Abs(got.percent-c.want) > 1e-9 || got.why != c.why {
 				t.Errorf("tune = %+v, want %v by %s", got, c.want, c.why)
 			}
@@ -77,7 +77,7 @@ func TestTuneThreshold(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := Observation{SLO: 100 * ms, Latency: time.Duration(c.latency * float64(ms)), Throughput: c.throughput, ArrivalRate: c.rate}
-			if got := tune(40, o, DefaultConfig()).percent; math.Abs(got-c.want) > 2*quantum {
+			if got := tune(40, o, defaultConfig()).percent; math.Abs(got-c.want) > 2*quantum {
 				t.Errorf("demand %v %%, want %v %%", got, c.want)
 			}
 		})
@@ -88,7 +88,7 @@ func TestTuneThreshold(t *testing.T) {
 // largest there is, and after a cut nothing is short.
 func TestTuneProportional(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := DefaultConfig()
+		c := defaultConfig()
 		current := rapid.Float64Range(c.MinimumPercent, 100).Draw(t, "current")
 		o := Observation{
 			SLO:         50 * time.Millisecond,
@@ -113,3 +113,5 @@ func TestTuneProportional(t *testing.T) {
 		}
 	})
 }
+
+func defaultConfig() Config { return Config{MinimumPercent: 5, HoldDown: 10 * time.Second} }

@@ -66,7 +66,7 @@ func tune(percent float64, o Observation, c Config) decision {
 		d.why = whyUnobserved
 		return d
 	}
-	threshold := c.ThresholdPercent / 100
+	const threshold = thresholdPercent / 100.0
 	diffL := 1 - o.Latency.Seconds()/o.SLO.Seconds()
 	diffT := math.Inf(1)
 	if o.ArrivalRate > 0 {
