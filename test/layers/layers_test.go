@@ -59,7 +59,7 @@ var inner = map[string][][]string{
 		{"libpenstock"},
 		{"", "capi", "frameworks", "reference"},
 		{"internal", "null", "onnx"},
-		{"framework"},
+		{"conductor", "framework"},
 		{"answer", "gate"},
 		{"gpu"},
 		{"cpu", "decode"},

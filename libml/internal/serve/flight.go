@@ -200,7 +200,7 @@ func (l *loop) finish() error {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}
-	l.p.residence.ran(inferred, l.smallestBatch())
+	l.p.residence.Ran(inferred, l.smallestBatch())
 	f.err = mergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {

@@ -78,7 +78,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	for _, w := range p.sizes.warm {
 		l.queue.State = rule.Warm(l.queue.State, w.size, w.elapsed)
 	}
-	l.gate = gate.New(p.newAccount(), p.place, p.entry, p.residence.resident, p.busy)
+	l.gate = gate.New(p.newAccount(), p.place, p.entry, p.residence.Resident, p.busy)
 	l.reporter.p, l.reporter.account = p, l.gate.Account
 	return l, nil
 }
@@ -189,8 +189,8 @@ func (l *loop) step(done <-chan struct{}) error {
 func (l *loop) admit() (ok bool, retryAt int64) {
 	l.pick()
 	now := shm.Now()
-	if l.choice.Batch > 0 && !l.p.residence.resident() {
-		if l.p.residence.failure(now) != nil {
+	if l.choice.Batch > 0 && !l.p.residence.Resident() {
+		if l.p.residence.Failure(now) != nil {
 			l.answerAll(l.queue.Pending, wire.StatusFailed)
 			l.queue.Pending, l.choice = l.queue.Pending[:0], batching.Choice{}
 		}
@@ -413,7 +413,7 @@ func (l *loop) announce(done <-chan struct{}) {
 // addPending adds a taken request to the pending ones.
 func (l *loop) addPending(slot uint32) {
 	r := l.ring.Request(slot)
-	l.p.residence.request(r.FirstFragment)
+	l.p.residence.Request(r.FirstFragment)
 	l.queue.Add(batching.Request{
 		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client,
 	})

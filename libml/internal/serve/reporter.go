@@ -96,7 +96,7 @@ func (r *reporter) report(cpuNanos int64) control.Report {
 		Unprotected: r.unprotected(figures.Refused),
 		FixedNanos:  int64(figures.Fixed), EachNanos: int64(figures.PerImage),
 
-		Residency:    r.p.residence.report(shm.Now()),
+		Residency:    r.p.residence.Report(shm.Now()),
 		Measurements: r.p.measured,
 		Compared:     r.p.comparedFiles(),
 	}

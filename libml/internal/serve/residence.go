@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
@@ -37,16 +38,16 @@ func (p *process) joinConductor(gone <-chan struct{}) error {
 	if err := p.joinLane(need, p.interrupt); err != nil {
 		return err
 	}
-	p.residence = p.worker.conductor.join(shm.Now(), newcomer{
-		name: p.start.IF, weightsBytes: need.WeightsBytes, load: loading, exact: p.onGPU(), wake: wake,
+	p.residence = p.worker.conductor.Join(shm.Now(), conductor.Newcomer{
+		Name: p.start.IF, WeightsBytes: need.WeightsBytes, Load: loading, Exact: p.onGPU(), Wake: wake,
 		// On a GPU the first load makes sessions and graphs, so no request should wait for it.
-		loadOnce: m == nil || p.onGPU(),
+		LoadOnce: m == nil || p.onGPU(),
 	})
 	if m != nil {
 		return nil
 	}
 	for {
-		if _, ok := p.residence.observe(shm.Now(), work{}); ok {
+		if _, ok := p.residence.Observe(shm.Now(), conductor.Work{}); ok {
 			return nil
 		}
 		select {
@@ -68,7 +69,7 @@ func (p *process) settle(l *loop, warm control.Notice) error {
 			return err
 		}
 	}
-	p.residence.serve(shm.Now(), l.smallestBatch())
+	p.residence.Serve(shm.Now(), l.smallestBatch())
 	return nil
 }
 
@@ -186,12 +187,12 @@ func (l *loop) conduct() error {
 		return nil
 	}
 	now := shm.Now()
-	w := work{waiting: len(l.queue.Pending), deadline: l.reachable(now, r.loading())}
+	w := conductor.Work{Waiting: len(l.queue.Pending), Deadline: l.reachable(now, r.Loading())}
 	if l.ring.Arrived() {
-		w.arrived, w.arriveBy, w.arriveDue = true, now+int64(l.p.slo/2), now+int64(l.p.slo)
+		w.Arrived, w.ArriveBy, w.ArriveDue = true, now+int64(l.p.slo/2), now+int64(l.p.slo)
 	}
-	defer func() { l.ring.Watch(!r.resident()) }()
-	order, ok := r.observe(now, w)
+	defer func() { l.ring.Watch(!r.Resident()) }()
+	order, ok := r.Observe(now, w)
 	switch {
 	case !ok:
 		return nil
@@ -201,7 +202,7 @@ func (l *loop) conduct() error {
 	if err := l.p.evict(); err != nil {
 		return err
 	}
-	r.evicted(shm.Now())
+	r.Evicted(shm.Now())
 	return nil
 }
 
@@ -224,12 +225,12 @@ func (l *loop) load(began int64) error {
 		return err
 	case err != nil:
 		p.drop()
-		p.residence.failed(now, err)
+		p.residence.Failed(now, err)
 		p.log.Error("cannot load model; its requests fail", "error", err)
 		p.notices.keepReason(err.Error(), control.Notice{})
 		return nil
 	}
-	p.residence.loaded(now, weights, took)
+	p.residence.Loaded(now, weights, took)
 	p.notices.clearReason()
 	return nil
 }

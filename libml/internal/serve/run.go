@@ -421,12 +421,12 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	weights := p.weightsBytes(notice.PersistentBytes)
 	loading := p.loadTime(weights, time.Duration(shm.Now()-began))
 	if p.onGPU() {
-		p.residence.loaded(shm.Now(), weights, loading)
+		p.residence.Loaded(shm.Now(), weights, loading)
 		err = p.warmUp(&notice)
 	} else {
 		// Until the batches have run, no other model is loaded: each would count the other's memory.
 		err = p.warmUpPrivately(&notice)
-		p.residence.loaded(shm.Now(), weights, loading)
+		p.residence.Loaded(shm.Now(), weights, loading)
 	}
 	if err == nil && p.worker != nil && p.measured == nil {
 		p.remember(&notice, weights, loading, p.sizes.warm)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/internal/tensors"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/models"
@@ -217,7 +218,7 @@ func (p *process) runBatch(slot, n int) (took time.Duration, err error) {
 
 // inTurn runs work on the device in the turn of the worker's lane, because other members use the same
 // scratch memory there. batch is how long the work is expected to take; 0 if unknown. Requests go
-// first for startPatience. If the process must end meanwhile, it returns without the work.
+// first for conductor.StartPatience. If the process must end meanwhile, it returns without the work.
 func (p *process) inTurn(batch time.Duration, work func() error) error {
 	if p.place == nil || !p.onGPU() {
 		return work()
@@ -226,7 +227,7 @@ func (p *process) inTurn(batch time.Duration, work func() error) error {
 	for {
 		now := shm.Now()
 		// Demoted: nothing is queued behind it, and it is not queued itself.
-		job := lane.Job{Complete: asked, Deadline: max(asked+int64(startPatience), now+int64(warmUpSlack)) + int64(batch), Batch: batch, Requests: 1, Demoted: true}
+		job := lane.Job{Complete: asked, Deadline: max(asked+int64(conductor.StartPatience), now+int64(warmUpSlack)) + int64(batch), Batch: batch, Requests: 1, Demoted: true}
 		if p.place.Take(now, job) {
 			break
 		}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
@@ -30,7 +31,7 @@ type worker struct {
 	balance   gate.Balance
 	entry     workerEntry
 	busy      workerBusy
-	conductor *conductor // nil: all models stay in memory
+	conductor *conductor.Conductor // nil: all models stay in memory
 	// hostMemory is what the members pin together.
 	hostMemory *weights.HostMemory
 	// warmUps has a place for one member that warms up on a CPU. Batches of several members at once would
@@ -43,11 +44,11 @@ type worker struct {
 // membership is what a process has as a member of a worker. The zero value is that of a process outside
 // a worker.
 type membership struct {
-	worker    *worker     // that hosts it
-	place     *gate.Place // in the worker's lane
-	residence *residence  // nil if the worker's memory has no limit
-	loaded    modelFile   // the model's file at the start; zero if there is none
-	checked   bool        // Node.Checked
+	worker    *worker           // that hosts it
+	place     *gate.Place       // in the worker's lane
+	residence *conductor.Member // nil if the worker's memory has no limit
+	loaded    modelFile         // the model's file at the start; zero if there is none
+	checked   bool              // Node.Checked
 	// measured is what the warm-up of this process or of an earlier one has measured; nil before.
 	measured *control.Measurements
 }
@@ -91,7 +92,7 @@ func (m *membership) othersStart() bool { return m.worker != nil && m.worker.sta
 // leave gives up the member's places in its worker.
 func (m *membership) leave(now int64) {
 	m.place.Leave(now)
-	m.residence.leave(now)
+	m.residence.Leave(now)
 }
 
 // serveMembers runs the members of a worker until the orchestrator or ctx ends it. After an error
@@ -121,12 +122,12 @@ func serveMembers(ctx context.Context, log *slog.Logger, link *control.Child, op
 		}
 	}
 	if start.MemoryBytes != 0 {
-		ahead := loadAhead
+		ahead := conductor.LoadAhead
 		if start.Device == framework.DeviceCPU {
 			ahead = 0 // a load takes the time of a CPU, and not of a bus
 		}
-		w.conductor = newConductor(lanes, ahead, fail)
-		defer w.conductor.close()
+		w.conductor = conductor.New(lanes, ahead, fail)
+		defer w.conductor.Close()
 	}
 	wait := func() error {
 		stop() // drains each member

@@ -1,4 +1,16 @@
-package serve
+// Package conductor decides which members of a worker have their models in memory, if the memory is limited
+// (package residency). It plans after each event, and gives the steps to the members, whose own
+// threads carry them out between two batches:
+//
+//	thread of a member                        conductor
+//	1 Observe: requests, first packets ─────> 2 plan: others evict, this one loads
+//	3 <──────────────── order, wake ────────┘
+//	4 load or evict (internal/serve/residence.go)
+//	5 Loaded, Evicted or Failed ────────────> 2 plan
+//
+// So no thread waits for another one's load. No plan is made while models are being evicted: the
+// next one finds their memory free.
+package conductor
 
 import (
 	"errors"
@@ -15,21 +27,8 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// conductor decides which members of a worker have their models in memory, if the memory is limited
-// (package residency). It plans after each event, and gives the steps to the members, whose own
-// threads carry them out between two batches:
-//
-//	thread of a member                        conductor
-//	1 observe: requests, first packets ─────> 2 plan: others evict, this one loads
-//	3 <──────────────── order, wake ────────┘
-//	4 load or evict (residence.go)
-//	5 loaded, evicted or failed ────────────> 2 plan
-//
-// So no thread waits for another one's load. No plan is made while models are being evicted: the
-// next one finds their memory free.
-//
-// A worker without a limit has no conductor. Any goroutine may call the methods.
-type conductor struct {
+// Conductor belongs to a worker with limited memory. Any goroutine may call its methods, and those of Member.
+type Conductor struct {
 	lanes *gate.Lanes
 	ahead time.Duration // residency.Worker.Ahead
 	// fail ends the worker, because a step does not end within stepPatience of running time.
@@ -37,7 +36,7 @@ type conductor struct {
 	running func() time.Duration
 
 	mu           sync.Mutex // guards the rest, and the members
-	members      []*residence
+	members      []*Member
 	models       []residency.Model // of members, as of the last plan
 	alarm        *time.Timer
 	pressure     residency.Pressure
@@ -48,24 +47,24 @@ type conductor struct {
 // watches over first loads.
 const stepPatience = 30 * time.Second
 
-// loadAhead is how long orders, evictions and mapping take before a copy to a GPU, on an H200
+// LoadAhead is how long orders, evictions and mapping take before a copy to a GPU, on an H200
 // (docs/adr/0030-evicting-weights.md).
-const loadAhead = time.Millisecond
+const LoadAhead = time.Millisecond
 
-// newConductor returns the conductor of a worker. ahead is residency.Worker.Ahead.
-func newConductor(l *gate.Lanes, ahead time.Duration, fail func(error)) *conductor {
-	c := &conductor{lanes: l, ahead: ahead, fail: fail, running: runclock.Now}
+// New returns the conductor of a worker. ahead is residency.Worker.Ahead.
+func New(l *gate.Lanes, ahead time.Duration, fail func(error)) *Conductor {
+	c := &Conductor{lanes: l, ahead: ahead, fail: fail, running: runclock.Now}
 	c.alarm = time.AfterFunc(math.MaxInt64, func() { c.plan(shm.Now()) })
 	return c
 }
 
-// close ends the conductor. No member may be left.
-func (c *conductor) close() { c.alarm.Stop() }
+// Close ends the conductor. No member may be left.
+func (c *Conductor) Close() { c.alarm.Stop() }
 
-// residence is a member's place in its conductor. A process that has no conductor has a nil
-// residence: its model is always in memory.
-type residence struct {
-	of   *conductor
+// Member is a member of the worker. A process without a conductor has a nil Member: its model is always in
+// memory.
+type Member struct {
+	of   *Conductor
 	name string // of the member
 	wake func() // makes the member look for its order; any goroutine may call it
 
@@ -97,67 +96,67 @@ const (
 	maxRetry = 10 * time.Second
 )
 
-// newcomer is a member that joins. Its model is not in memory yet.
-type newcomer struct {
-	name         string
-	weightsBytes int64         // an estimate
-	load         time.Duration // an estimate
-	loadOnce     bool          // load the model once, also without requests
-	exact        bool          // the sizes that loads report do not contain other members' memory
-	wake         func()
+// Newcomer is a member that joins. Its model is not in memory yet.
+type Newcomer struct {
+	Name         string
+	WeightsBytes int64         // an estimate
+	Load         time.Duration // an estimate
+	LoadOnce     bool          // load the model once, also without requests
+	Exact        bool          // the sizes that loads report do not contain other members' memory
+	Wake         func()
 }
 
-// join adds a member.
-func (c *conductor) join(now int64, n newcomer) *residence {
+// Join adds a member.
+func (c *Conductor) Join(now int64, n Newcomer) *Member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := &residence{of: c, name: n.name, wake: n.wake, joined: now, loadOnce: n.loadOnce, exact: n.exact}
-	r.model = residency.Model{State: residency.Linked, WeightsBytes: n.weightsBytes, Load: n.load}
-	r.counts.Bytes = n.weightsBytes
+	r := &Member{of: c, name: n.Name, wake: n.Wake, joined: now, loadOnce: n.LoadOnce, exact: n.Exact}
+	r.model = residency.Model{State: residency.Linked, WeightsBytes: n.WeightsBytes, Load: n.Load}
+	r.counts.Bytes = n.WeightsBytes
 	c.members = append(c.members, r)
 	return r
 }
 
-// leave removes a member, whose model is no longer in memory.
-func (r *residence) leave(now int64) {
+// Leave removes a member, whose model is no longer in memory.
+func (r *Member) Leave(now int64) {
 	if r == nil {
 		return
 	}
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.members = slices.DeleteFunc(c.members, func(o *residence) bool { return o == r })
+	c.members = slices.DeleteFunc(c.members, func(o *Member) bool { return o == r })
 	c.planLocked(now)
 }
 
-// work is what a member has to do.
-type work struct {
-	waiting  int   // complete requests
-	deadline int64 // of the earliest that a load can keep
-	// arrived: the first packet of a request has come since the last report. arriveBy is when that
-	// request no longer counts, arriveDue its deadline.
-	arrived             bool
-	arriveBy, arriveDue int64
+// Work is what a member has to do.
+type Work struct {
+	Waiting  int   // complete requests
+	Deadline int64 // of the earliest that a load can keep
+	// Arrived: the first packet of a request has come since the last report. ArriveBy is when that
+	// request no longer counts, ArriveDue its deadline.
+	Arrived             bool
+	ArriveBy, ArriveDue int64
 }
 
-// observe reports a member's work. It returns the order that the member has to carry out now; ok is
+// Observe reports a member's work. It returns the order that the member has to carry out now; ok is
 // false if there is none.
-func (r *residence) observe(now int64, w work) (order residency.Op, ok bool) {
+func (r *Member) Observe(now int64, w Work) (order residency.Op, ok bool) {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := &r.model
-	m.Waiting, m.Arriving = w.waiting, 0
-	if w.arrived {
-		r.until = w.arriveBy
+	m.Waiting, m.Arriving = w.Waiting, 0
+	if w.Arrived {
+		r.until = w.ArriveBy
 	}
 	switch {
-	case w.waiting > 0:
-		m.Deadline, r.until = w.deadline, 0
+	case w.Waiting > 0:
+		m.Deadline, r.until = w.Deadline, 0
 	case now < r.until:
 		m.Arriving = 1
-		if w.arrived {
-			m.Deadline = w.arriveDue
+		if w.Arrived {
+			m.Deadline = w.ArriveDue
 		}
 	}
 	if m.Moving && !r.taken && r.order == residency.Evict && m.Waiting+m.Arriving > 0 && !c.exceedsLocked() {
@@ -172,8 +171,8 @@ func (r *residence) observe(now int64, w work) (order residency.Op, ok bool) {
 	return r.order, true
 }
 
-// request counts a request, whose first packet came at a time.
-func (r *residence) request(first int64) {
+// Request counts a request, whose first packet came at a time.
+func (r *Member) Request(first int64) {
 	if r == nil {
 		return
 	}
@@ -183,8 +182,8 @@ func (r *residence) request(first int64) {
 	r.stream = r.stream.Observe(first)
 }
 
-// resident reports whether the model is in memory. It stays there while the member has work.
-func (r *residence) resident() bool {
+// Resident reports whether the model is in memory. It stays there while the member has work.
+func (r *Member) Resident() bool {
 	if r == nil {
 		return true
 	}
@@ -193,8 +192,8 @@ func (r *residence) resident() bool {
 	return r.model.State == residency.Resident && !r.model.Moving
 }
 
-// loading returns how long a load is expected to take.
-func (r *residence) loading() time.Duration {
+// Loading returns how long a load is expected to take.
+func (r *Member) Loading() time.Duration {
 	if r == nil {
 		return 0
 	}
@@ -203,8 +202,8 @@ func (r *residence) loading() time.Duration {
 	return r.model.Load
 }
 
-// failure returns why the last load failed, until it may be tried again.
-func (r *residence) failure(now int64) error {
+// Failure returns why the last load failed, until it may be tried again.
+func (r *Member) Failure(now int64) error {
 	if r == nil {
 		return nil
 	}
@@ -216,8 +215,8 @@ func (r *residence) failure(now int64) error {
 	return r.fault
 }
 
-// loaded ends a load: the model is in memory.
-func (r *residence) loaded(now int64, bytes int64, took time.Duration) {
+// Loaded ends a load: the model is in memory.
+func (r *Member) Loaded(now int64, bytes int64, took time.Duration) {
 	if r == nil {
 		return
 	}
@@ -242,8 +241,8 @@ func (r *residence) loaded(now int64, bytes int64, took time.Duration) {
 	c.planLocked(now)
 }
 
-// serve begins the member's service. From now on only requests keep the model in memory.
-func (r *residence) serve(now int64, batch time.Duration) {
+// Serve begins the member's service. From now on only requests keep the model in memory.
+func (r *Member) Serve(now int64, batch time.Duration) {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,8 +253,8 @@ func (r *residence) serve(now int64, batch time.Duration) {
 	c.planLocked(now)
 }
 
-// evicted ends an eviction.
-func (r *residence) evicted(now int64) {
+// Evicted ends an eviction.
+func (r *Member) Evicted(now int64) {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,8 +263,8 @@ func (r *residence) evicted(now int64) {
 	c.planLocked(now)
 }
 
-// failed ends a load that failed. The model is not in memory, and is not loaded again for a while.
-func (r *residence) failed(now int64, why error) {
+// Failed ends a load that failed. The model is not in memory, and is not loaded again for a while.
+func (r *Member) Failed(now int64, why error) {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -276,8 +275,8 @@ func (r *residence) failed(now int64, why error) {
 	c.planLocked(now)
 }
 
-// ran tells how long a smallest batch takes, after a batch.
-func (r *residence) ran(now int64, batch time.Duration) {
+// Ran tells how long a smallest batch takes, after a batch.
+func (r *Member) Ran(now int64, batch time.Duration) {
 	if r == nil {
 		return
 	}
@@ -286,8 +285,8 @@ func (r *residence) ran(now int64, batch time.Duration) {
 	r.model.Batch, r.model.Used = batch, now
 }
 
-// report returns the figures for the manager.
-func (r *residence) report(now int64) *control.Residency {
+// Report returns the figures for the manager.
+func (r *Member) Report(now int64) *control.Residency {
 	if r == nil {
 		return nil
 	}
@@ -318,16 +317,16 @@ func (r *residence) report(now int64) *control.Residency {
 }
 
 // plan plans again, because time has passed.
-func (c *conductor) plan(now int64) {
+func (c *Conductor) plan(now int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.planLocked(now)
 }
 
 // planLocked gives the orders of a new plan.
-func (c *conductor) planLocked(now int64) {
+func (c *Conductor) planLocked(now int64) {
 	wake := c.watchLocked(now)
-	if !slices.ContainsFunc(c.members, (*residence).evicting) {
+	if !slices.ContainsFunc(c.members, (*Member).evicting) {
 		w := residency.Worker{MemoryBytes: c.lanes.RoomBytes(), HostBytes: math.MaxInt64, Ahead: c.ahead}
 		c.modelsLocked(now)
 		evicts := false
@@ -350,7 +349,7 @@ func (c *conductor) planLocked(now int64) {
 
 // ends returns when a step that begins now should end. The first load, and one after a failure, also make
 // sessions, in unknown time.
-func (r *residence) ends(now int64) int64 {
+func (r *Member) ends(now int64) int64 {
 	if r.counts.Loads == 0 || r.fault != nil {
 		return math.MaxInt64
 	}
@@ -359,7 +358,7 @@ func (r *residence) ends(now int64) int64 {
 
 // exceedsLocked reports whether the models take more memory than there is, because one was larger than
 // estimated.
-func (c *conductor) exceedsLocked() bool {
+func (c *Conductor) exceedsLocked() bool {
 	var taken int64
 	for _, r := range c.members {
 		if r.model.State == residency.Resident {
@@ -370,10 +369,10 @@ func (c *conductor) exceedsLocked() bool {
 }
 
 // evicting reports whether the member has to evict its model.
-func (r *residence) evicting() bool { return r.model.Moving && r.order == residency.Evict }
+func (r *Member) evicting() bool { return r.model.Moving && r.order == residency.Evict }
 
 // modelsLocked writes the members' models for a plan to c.models.
-func (c *conductor) modelsLocked(now int64) {
+func (c *Conductor) modelsLocked(now int64) {
 	c.models = c.models[:0]
 	for _, r := range c.members {
 		m := r.model
@@ -386,7 +385,7 @@ func (c *conductor) modelsLocked(now int64) {
 			m.Waiting, m.Arriving = 0, 0
 		case r.loadOnce && m.Waiting+m.Arriving == 0:
 			// A member that starts is never late, so it finds room even if it is worth least.
-			m.Waiting, m.Deadline = 1, max(r.joined+int64(startPatience), now+int64(m.Load+m.Batch))
+			m.Waiting, m.Deadline = 1, max(r.joined+int64(StartPatience), now+int64(m.Load+m.Batch))
 		default:
 			if next, period := r.stream.Expected(); period > minPeriods*m.Load {
 				m.Expected, m.Period = next, period
@@ -396,15 +395,15 @@ func (c *conductor) modelsLocked(now int64) {
 	}
 }
 
-// startPatience is how long a member that starts gives way to requests.
-const startPatience = time.Second
+// StartPatience is how long a member that starts gives way to requests.
+const StartPatience = time.Second
 
 // minPeriods is how many times as long as a load the period of a stream must be for its loads to
 // begin ahead. With a shorter one the model would always be expected, and never evicted.
 const minPeriods = 4
 
 // watchLocked ends the worker if a step does not end. It returns when to look again.
-func (c *conductor) watchLocked(now int64) (again int64) {
+func (c *Conductor) watchLocked(now int64) (again int64) {
 	again = math.MaxInt64
 	for _, r := range c.members {
 		if r.serves && r.model.Moving {

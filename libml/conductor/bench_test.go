@@ -1,4 +1,4 @@
-package serve
+package conductor
 
 import (
 	"fmt"
@@ -37,7 +37,7 @@ var benchModels = []struct {
 // requests in time and the loads per second.
 func BenchmarkConductor(b *testing.B) {
 	for _, memory := range []int64{1925, 1500, 1100} {
-		for _, ahead := range []time.Duration{0, loadAhead} {
+		for _, ahead := range []time.Duration{0, LoadAhead} {
 			b.Run(fmt.Sprintf("%d MiB/ahead %v", memory, ahead), func(b *testing.B) {
 				for range b.N {
 					benchmarkConductor(b, memory<<20, ahead)
@@ -51,8 +51,8 @@ func benchmarkConductor(b *testing.B, memory int64, ahead time.Duration) {
 	const members, rate, settle, lasts = 42, 800. / slowly, 20 * time.Second, 25 * time.Second
 	l, err := gate.NewLanes(1, lane.EDF, memory)
 	must.OK(b, err)
-	c := newConductor(l, ahead*slowly, func(err error) { b.Error(err) })
-	defer c.close()
+	c := New(l, ahead*slowly, func(err error) { b.Error(err) })
+	defer c.Close()
 	sum := 0.
 	for n := range members {
 		sum += 1 / float64(n+1)
@@ -68,8 +68,8 @@ func benchmarkConductor(b *testing.B, memory int64, ahead time.Duration) {
 		if m.turn, err = l.Join(lane.Model{WeightsBytes: m.bytes}, m.notify); err != nil {
 			b.Fatal(err)
 		}
-		m.residence = c.join(began, newcomer{name: fmt.Sprint(i), weightsBytes: m.bytes, load: m.copyTime(), exact: true, wake: m.notify})
-		m.residence.serve(began, m.batch)
+		m.residence = c.Join(began, Newcomer{Name: fmt.Sprint(i), WeightsBytes: m.bytes, Load: m.copyTime(), Exact: true, Wake: m.notify})
+		m.residence.Serve(began, m.batch)
 		m.residence.counts.Loads = 1
 		m.next = began + m.gap()
 		ended.Go(m.serve)
@@ -117,7 +117,7 @@ func (r *benchRun) copy(left time.Duration) {
 type benchMember struct {
 	run       *benchRun
 	turn      *gate.Place
-	residence *residence
+	residence *Member
 	wake      chan struct{}
 	random    *rand.Rand
 	bytes     int64
@@ -154,7 +154,7 @@ func (m *benchMember) wait(until int64) {
 func (m *benchMember) take(now int64) {
 	const objective = int64(25 * time.Millisecond * slowly)
 	for ; m.next <= now; m.next += m.gap() {
-		m.residence.request(m.next)
+		m.residence.Request(m.next)
 		m.pending = append(m.pending, m.next+objective)
 	}
 	late := 0
@@ -166,15 +166,15 @@ func (m *benchMember) take(now int64) {
 }
 
 // work is what loop.conduct reports.
-func (m *benchMember) work(now int64) work {
-	w := work{waiting: len(m.pending)}
+func (m *benchMember) work(now int64) Work {
+	w := Work{Waiting: len(m.pending)}
 	if len(m.pending) == 0 {
 		return w
 	}
-	w.deadline = m.pending[0]
+	w.Deadline = m.pending[0]
 	for _, deadline := range m.pending {
-		if deadline-int64(m.residence.loading()+m.batch) >= now {
-			w.deadline = deadline
+		if deadline-int64(m.residence.Loading()+m.batch) >= now {
+			w.Deadline = deadline
 			break
 		}
 	}
@@ -185,13 +185,13 @@ func (m *benchMember) work(now int64) work {
 func (m *benchMember) obey(began int64, order residency.Op) {
 	if order == residency.Evict {
 		time.Sleep(evictTime)
-		m.residence.evicted(shm.Now())
+		m.residence.Evicted(shm.Now())
 		return
 	}
 	time.Sleep(mapTime)
 	m.run.copy(m.copyTime())
 	now := shm.Now()
-	m.residence.loaded(now, 0, time.Duration(now-began))
+	m.residence.Loaded(now, 0, time.Duration(now-began))
 	m.run.count(now, 0, 0, 1)
 }
 
@@ -199,7 +199,7 @@ func (m *benchMember) obey(began int64, order residency.Op) {
 func (m *benchMember) serve() {
 	for now := shm.Now(); now < m.run.until; now = shm.Now() {
 		m.take(now)
-		order, ok := m.residence.observe(now, m.work(now))
+		order, ok := m.residence.Observe(now, m.work(now))
 		n := min(len(m.pending), 8)
 		switch {
 		case ok:
@@ -207,7 +207,7 @@ func (m *benchMember) serve() {
 		case n == 0:
 			m.turn.Withdraw(now)
 			m.wait(m.run.until)
-		case !m.residence.resident():
+		case !m.residence.Resident():
 			m.turn.Withdraw(now)
 			m.wait(m.pending[0] - int64(m.batch) + 1)
 		case !m.turn.Take(now, lane.Job{Complete: m.pending[0], Deadline: m.pending[0], Batch: m.batch, Requests: n}):
@@ -216,7 +216,7 @@ func (m *benchMember) serve() {
 			time.Sleep(m.batch)
 			done := shm.Now()
 			m.turn.End(done)
-			m.residence.ran(done, m.batch)
+			m.residence.Ran(done, m.batch)
 			inTime := 0
 			for _, deadline := range m.pending[:n] {
 				if deadline >= done {
