@@ -90,9 +90,9 @@ type Device struct {
 
 	lost atomic.Pointer[error] // the error with which the device was lost
 
-	mu    sync.Mutex // guards the fields below, and the lanes of slots while they move
+	mu    sync.Mutex // guards the fields below, and the streams of slots while they move
 	split *cuda.Split
-	level budget.Level // of new lanes; budget.Demoted until Prioritize
+	level budget.Level // of new streams; budget.Demoted until Prioritize
 }
 
 var (

@@ -11,30 +11,30 @@ import (
 )
 
 // place is the multiprocessors that slots run on: those of a green context, or all of the
-// process's. It is closed with its last lane.
+// process's. It is closed with its last set of streams.
 type place struct {
 	green *cuda.Green // nil: all
-	lanes int
+	sets  int
 }
 
-// lane has a slot's streams at a place, by level. It has one of the lane's level and, unless
+// streamSet has a slot's streams at a place, by level. It has one of the set's level and, unless
 // that is budget.Demoted, one for demoted batches. Choose makes others when it first needs
-// them. The zero lane is unused.
+// them. The zero set is unused.
 //
 // The streams of a process map to CUDA_DEVICE_MAX_CONNECTIONS channels, 8 by default, and
 // work on one channel is done in order. So only the slots that libml uses get more than the
 // one stream that New makes. A process has six streams, or eight after its function has
 // exceeded its guarantee. Slots 2 and 3 get theirs when they are moved, in place of slots 0
 // and 1. The frameworks' own streams are idle after linking.
-type lane struct {
+type streamSet struct {
 	level   budget.Level // of Stream
 	streams [budget.MaxLevel + 1]cuda.Stream
 	place   *place
 }
 
-// close destroys the streams, and the place with its last lane. A stream that cannot be
+// close destroys the streams, and the place with its last set. A stream that cannot be
 // destroyed stays, so that Close tries again.
-func (l *lane) close(errs *firstError) {
+func (l *streamSet) close(errs *firstError) {
 	if l.place == nil {
 		return
 	}
@@ -49,12 +49,12 @@ func (l *lane) close(errs *firstError) {
 		l.streams[i] = cuda.Stream{}
 	}
 	l.place.leave(errs)
-	*l = lane{}
+	*l = streamSet{}
 }
 
-// leave removes one lane from the place.
+// leave removes one set from the place.
 func (p *place) leave(errs *firstError) {
-	if p.lanes--; p.lanes == 0 && p.green != nil {
+	if p.sets--; p.sets == 0 && p.green != nil {
 		errs.add(p.green.Destroy())
 	}
 }
@@ -66,7 +66,7 @@ func (d *Device) SMs(slot int) (int, error) {
 		return 0, fmt.Errorf("count multiprocessors of slot %d: %w", slot, err)
 	}
 	d.mu.Lock()
-	green := s.lane.place.green
+	green := s.set.place.green
 	d.mu.Unlock()
 	if green != nil {
 		return green.SMs(), nil
@@ -82,19 +82,19 @@ func (d *Device) SMs(slot int) (int, error) {
 func (d *Device) Stream(slot int) uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	l := &d.slots[slot].lane
+	l := &d.slots[slot].set
 	return l.streams[l.level].Handle()
 }
 
 // Choose creates the stream of a level when a slot first needs it, in about 10 µs.
 func (d *Device) Choose(slot int, level budget.Level) error {
 	s := &d.slots[slot]
-	if s.lane.level == budget.Demoted {
+	if s.set.level == budget.Demoted {
 		return nil
 	}
-	stream := &s.lane.streams[level]
+	stream := &s.set.streams[level]
 	if *stream == (cuda.Stream{}) {
-		made, err := d.newStream(s.lane.place, level)
+		made, err := d.newStream(s.set.place, level)
 		if err != nil {
 			return d.fail(fmt.Sprintf("run slot %d at level %d", slot, level), err)
 		}
@@ -133,12 +133,12 @@ func (d *Device) prioritize(slots []int, level budget.Level) error {
 	}
 	for _, slot := range slots {
 		s := &d.slots[slot]
-		stream, err := d.newStream(s.lane.place, level)
+		stream, err := d.newStream(s.set.place, level)
 		if err != nil {
 			return err
 		}
-		on := lane{level: level, place: s.lane.place}
-		on.streams[level], on.streams[budget.Demoted] = stream, s.lane.streams[budget.Demoted]
+		on := streamSet{level: level, place: s.set.place}
+		on.streams[level], on.streams[budget.Demoted] = stream, s.set.streams[budget.Demoted]
 		s.runOn(on)
 	}
 	d.level = level
@@ -189,10 +189,10 @@ func (d *Device) repartition(slots, groups []int) (err error) {
 	if err != nil {
 		return err
 	}
-	var lanes [device.Slots]lane
+	var sets [device.Slots]streamSet
 	var errs firstError
 	for i := 0; i < len(slots) && errs.first == nil; i++ {
-		lanes[i], err = d.newLane(to)
+		sets[i], err = d.newStreams(to)
 		errs.add(err)
 	}
 	for _, slot := range slots {
@@ -201,17 +201,17 @@ func (d *Device) repartition(slots, groups []int) (err error) {
 		}
 	}
 	if errs.first != nil {
-		to.lanes++ // this function's own, so that the place is closed last
-		for i := range lanes {
-			lanes[i].close(&errs)
+		to.sets++ // this function's own, so that the place is closed last
+		for i := range sets {
+			sets[i].close(&errs)
 		}
 		to.leave(&errs)
 		return errs.first
 	}
 	for i, slot := range slots {
 		s := &d.slots[slot]
-		s.before = s.lane
-		s.runOn(lanes[i])
+		s.before = s.set
+		s.runOn(sets[i])
 		clear(s.took) // times change with the share
 		clear(s.tookDemoted)
 		clear(s.tookFollowed)
@@ -235,18 +235,18 @@ func (d *Device) newPlace(groups []int) (*place, error) {
 	return p, err
 }
 
-// newLane creates the streams of the device's level.
-func (d *Device) newLane(at *place) (_ lane, err error) {
-	l := lane{level: d.level, place: at}
+// newStreams creates the streams of the device's level.
+func (d *Device) newStreams(at *place) (_ streamSet, err error) {
+	l := streamSet{level: d.level, place: at}
 	if l.streams[d.level], err = d.newStream(at, d.level); err != nil {
-		return lane{}, err
+		return streamSet{}, err
 	}
 	if d.level != budget.Demoted {
 		if l.streams[budget.Demoted], err = d.newStream(at, budget.Demoted); err != nil {
-			return lane{}, errors.Join(err, l.streams[d.level].Destroy())
+			return streamSet{}, errors.Join(err, l.streams[d.level].Destroy())
 		}
 	}
-	at.lanes++
+	at.sets++
 	return l, nil
 }
 

@@ -22,9 +22,9 @@ const (
 
 // slot is a place for one batch in flight.
 type slot struct {
-	lane   lane        // the present streams
-	before lane        // the streams before, which a framework may still hold
-	stream cuda.Stream // of lane, for the next batch
+	set    streamSet   // the present streams
+	before streamSet   // the streams before, which a framework may still hold
+	stream cuda.Stream // of set, for the next batch
 
 	tensors     device.Tensors
 	control     []byte
@@ -65,7 +65,7 @@ func (s *slot) open(d *Device, i int, whole *place) (err error) {
 	if s.ended, err = d.context.NewEvent(true); err != nil {
 		return err
 	}
-	on, err := d.newLane(whole)
+	on, err := d.newStreams(whole)
 	if err != nil {
 		return err
 	}
@@ -73,8 +73,8 @@ func (s *slot) open(d *Device, i int, whole *place) (err error) {
 	return nil
 }
 
-// runOn moves the next batches to a lane, at the device's level.
-func (s *slot) runOn(l lane) { s.lane, s.stream = l, l.streams[l.level] }
+// runOn moves the next batches to a set of streams, at the device's level.
+func (s *slot) runOn(l streamSet) { s.set, s.stream = l, l.streams[l.level] }
 
 // prepare allocates memory for the largest batch in packets of half a kilobyte.
 func (s *slot) prepare(d *Device, tensors device.Tensors) error {
@@ -295,7 +295,7 @@ func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
 	switch {
 	case s.work.images == 0:
 		expect = new(estimate)
-	case s.lane.level != budget.Demoted && s.stream == s.lane.streams[budget.Demoted]:
+	case s.set.level != budget.Demoted && s.stream == s.set.streams[budget.Demoted]:
 		expect = &s.tookDemoted[s.work.images]
 	case s.work.followed:
 		expect = &s.tookFollowed[s.work.images]
@@ -346,10 +346,10 @@ func doze(n int64) {
 	unix.Nanosleep(&t, nil)
 }
 
-// close frees what open and prepare allocated, and the lanes.
+// close frees what open and prepare allocated, and the streams.
 func (s *slot) close(d *Device, errs *firstError) {
 	s.before.close(errs)
-	s.lane.close(errs)
+	s.set.close(errs)
 	for _, e := range []*cuda.Event{&s.gathered, &s.ended} {
 		if *e != (cuda.Event{}) {
 			errs.add(e.Destroy())

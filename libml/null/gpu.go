@@ -115,13 +115,13 @@ type launches struct {
 const (
 	workSMs      = 132
 	workKHz      = 1_980_000
-	lanes        = 128 // of a multiprocessor, with one operation per cycle each
+	perCycle     = 128 // operations of a multiprocessor
 	workThreads  = 1024
 	operations   = 64 // of a thread in one round of null_spin
 	blocksPerSM  = 8
 	workBlocks   = workSMs * blocksPerSM
-	roundCycles  = workThreads * operations / lanes // of a block that runs alone on a multiprocessor
-	answerBlock  = 256                              // threads, as in null.cu
+	roundCycles  = workThreads * operations / perCycle // of a block that runs alone on a multiprocessor
+	answerBlock  = 256                                 // threads, as in null.cu
 	mostOfRounds = 1 << 31
 )
 

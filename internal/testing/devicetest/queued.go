@@ -77,8 +77,8 @@ type queuedSlot struct {
 	inferred, gathered atomic.Int64
 
 	mu      sync.Mutex // guards the fields down to requests
-	current lane
-	before  lane
+	current streamSet
+	before  streamSet
 	chosen  budget.Level // the last level passed to Choose
 	groups  []int
 	// Copies of Gather's arguments.
@@ -88,9 +88,9 @@ type queuedSlot struct {
 	refused   []bool
 }
 
-// lane has a slot's streams by level: one of its own and, if the slot was prioritized, one for
+// streamSet has a slot's streams by level: one of its own and, if the slot was prioritized, one for
 // demoted batches. Choose makes further streams.
-type lane struct {
+type streamSet struct {
 	level   budget.Level
 	streams [budget.MaxLevel + 1]*stream
 }
@@ -129,14 +129,14 @@ const (
 func Queue(gather device.Device, in models.Input, groupSMs ...int) *Queued {
 	q := &Queued{gather: gather, in: in, groupSMs: groupSMs, streams: map[uintptr]*stream{}}
 	for slot := range q.slots {
-		q.slots[slot].run(q.newLane(slot))
+		q.slots[slot].run(q.newStreams(slot))
 	}
 	return q
 }
 
-// newLane makes the streams of a slot at the device's level.
-func (q *Queued) newLane(slot int) lane {
-	l := lane{level: budget.Level(q.level.Load())}
+// newStreams makes the streams of a slot at the device's level.
+func (q *Queued) newStreams(slot int) streamSet {
+	l := streamSet{level: budget.Level(q.level.Load())}
 	for _, level := range []budget.Level{budget.Demoted, l.level} {
 		if l.streams[level] == nil {
 			l.streams[level] = q.newStream(slot, level)
@@ -156,7 +156,7 @@ func (q *Queued) newStream(slot int, level budget.Level) *stream {
 	return s
 }
 
-func (q *Queued) endStreams(l lane) {
+func (q *Queued) endStreams(l streamSet) {
 	for _, s := range l.streams {
 		if s != nil {
 			q.endStream(s)
@@ -519,8 +519,8 @@ func (q *Queued) Stream(slot int) uintptr {
 // stream returns the stream of the next batch.
 func (s *queuedSlot) stream() *stream { return s.current.streams[s.chosen] }
 
-// run makes the slot's batches run on a lane, at its level.
-func (s *queuedSlot) run(l lane) { s.current, s.chosen = l, l.level }
+// run makes the slot's batches run on a set of streams, at its level.
+func (s *queuedSlot) run(l streamSet) { s.current, s.chosen = l, l.level }
 
 // Prioritize gives the slots a second stream.
 func (q *Queued) Prioritize(slots []int, level budget.Level) error {
@@ -540,7 +540,7 @@ func (q *Queued) Prioritize(slots []int, level budget.Level) error {
 	}
 	for _, slot := range slots {
 		s := &q.slots[slot]
-		fresh := q.newLane(slot)
+		fresh := q.newStreams(slot)
 		s.mu.Lock()
 		gone := s.current
 		s.run(fresh)
@@ -591,7 +591,7 @@ func (q *Queued) Repartition(slots, groups []int) error {
 	}
 	for _, slot := range slots {
 		s := &q.slots[slot]
-		fresh := q.newLane(slot)
+		fresh := q.newStreams(slot)
 		s.mu.Lock()
 		gone := s.before
 		s.before, s.groups = s.current, slices.Clone(groups)
