@@ -147,35 +147,49 @@ func (l *loop) mustRelease() bool { return !l.ring.Entitled() || l.p.exit.reques
 
 // step begins a batch, finishes one, or waits for one of these. The error wraps device.ErrLost.
 func (l *loop) step(done <-chan struct{}) error {
+	if err := l.prepare(); err != nil {
+		return err
+	}
+	await, err := l.beginNext(done)
+	if err != nil || !await || !l.await() {
+		return err
+	}
+	return l.finishNext(done)
+}
+
+// prepare does what comes before the choice of a batch: it takes requests, adds batch sizes, moves, and loads
+// or evicts the model.
+func (l *loop) prepare() error {
 	l.take()
 	if err := l.extend(); err != nil {
 		return err
 	}
 	l.startMove()
-	if err := l.conduct(); err != nil {
-		return err
-	}
+	return l.conduct()
+}
 
-	switch {
-	case l.mayBegin():
-		if ok, retryAt := l.admit(); !ok {
-			l.wait(done, retryAt)
-			return nil
+// beginNext begins a batch if one may begin, and otherwise waits if none is in flight. It reports whether to
+// await a batch: one is in flight, and no other one can begin.
+func (l *loop) beginNext(done <-chan struct{}) (await bool, err error) {
+	if !l.mayBegin() {
+		if l.flights.count == 0 {
+			l.sleep(done)
+			return false, nil
 		}
-		if err := l.begin(); isLost(err) {
-			return err
-		}
-		if !l.flights.full() {
-			return nil
-		}
-	case l.flights.count == 0:
-		l.sleep(done)
-		return nil
+		return true, nil
 	}
+	if ok, retryAt := l.admit(); !ok {
+		l.wait(done, retryAt)
+		return false, nil
+	}
+	if err := l.begin(); isLost(err) {
+		return false, err
+	}
+	return l.flights.full(), nil
+}
 
-	if !l.await() {
-		return nil
-	}
+// finishNext finishes a batch that has ended.
+func (l *loop) finishNext(done <-chan struct{}) error {
 	if err := l.finish(); isLost(err) {
 		return err
 	}
