@@ -12,7 +12,6 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
-	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
