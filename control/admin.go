@@ -102,6 +102,33 @@ func ReadStatus(ctx context.Context, dir string) (Status, error) {
 	return read[Status](ctx, dir, StatusPath)
 }
 
+// ReadStatusAt asks a manager of any machine for its status. The address is that of its status page:
+// "host:port" or a URL.
+func ReadStatusAt(ctx context.Context, address string) (s Status, err error) {
+	if !strings.Contains(address, "://") {
+		address = "http://" + address
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errNoStatus)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(address, "/")+StatusPath, nil)
+	if err != nil {
+		return s, fmt.Errorf("request manager's status: %w", err)
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy
+	response, err := client.Do(request)
+	if err != nil {
+		return s, fmt.Errorf("request manager's status: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return s, fmt.Errorf("request manager's status: %s: %s", request.URL, response.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(&s); err != nil {
+		return s, fmt.Errorf("request manager's status: %s: %w", request.URL, err)
+	}
+	return s, nil
+}
+
 // ReadCard asks the manager whose runtime folder is dir for the card of the model that serves
 // a function (CardPath).
 func ReadCard(ctx context.Context, dir, function string) ([]byte, error) {

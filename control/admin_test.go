@@ -3,7 +3,10 @@ package control
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -51,5 +54,41 @@ func TestManagerEnded(t *testing.T) {
 	_, err := SendOrder(context.Background(), dir, AddPath, NameOrder{Name: "face"})
 	if err == nil || !strings.Contains(err.Error(), "manager ended before it answered") || strings.Contains(err.Error(), "--runtime-dir") {
 		t.Errorf("an order: %v", err)
+	}
+}
+
+func TestStatusAt(t *testing.T) {
+	page := ""
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != StatusPath || page == "" {
+			http.NotFound(w, r)
+			return
+		}
+		io.WriteString(w, page)
+	}))
+	t.Cleanup(server.Close)
+	for text, want := range map[string]string{
+		"":                                    ": 404 Not Found",
+		"<html>":                              "invalid character",
+		`{"functions":3}`:                     "functions",
+		strings.Repeat(" ", maxAnswer) + "{}": "EOF",
+	} {
+		page = text
+		_, err := ReadStatusAt(t.Context(), server.URL)
+		if err == nil || !strings.HasPrefix(err.Error(), "request manager's status: "+server.URL+StatusPath) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.20q: %v, want %q", text, err, want)
+		}
+	}
+
+	page = `{"functions":[{"name":"face","port":9001,"limit":4.5}]}`
+	s, err := ReadStatusAt(t.Context(), strings.TrimPrefix(server.URL, "http://")+"/")
+	must.OK(t, err)
+	if face, ok := s.Function("face"); !ok || face.Port != 9001 || face.Limit != 4.5 {
+		t.Errorf("status %+v", s)
+	}
+	ended, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := ReadStatusAt(ended, server.URL); !errors.Is(err, context.Canceled) {
+		t.Errorf("an ended context: %v", err)
 	}
 }

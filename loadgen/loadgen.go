@@ -21,8 +21,7 @@
 //	    it are unanswered.
 //	 6. Every request that was meant to be sent is in the report once.
 //
-// Subpackages are arrival (when), picture (what), answer (is the answer right) and
-// status (asks the manager).
+// Subpackages are arrival (when) and answer (is the answer right).
 //
 // Locks: a ledger's mu and the watch's mu are leaves. No callback is called with
 // one held.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/load"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/loadgen/status"
 )
 
 func loadCommand() *cobra.Command {
@@ -110,9 +109,8 @@ func (n *nodeChoice) statusReader() (func(context.Context) (control.Status, erro
 	if n.dir != "" {
 		return nil, errors.New("--http and --runtime-dir: want one of them; both choose the node")
 	}
-	page := status.New(n.http)
 	return func(ctx context.Context) (control.Status, error) {
-		now, err := page.Status(ctx)
+		now, err := control.ReadStatusAt(ctx, n.http)
 		if err != nil {
 			err = fmt.Errorf("%w; start a node with `penstock up`, or name the address of its status page with --http", err)
 		}
