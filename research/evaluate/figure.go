@@ -55,6 +55,8 @@ type Function struct {
 	// number of requests per second that does not depend on the capacity.
 	Weight    float64
 	PerSecond float64 `json:",omitempty"`
+	// Burst is how many requests arrive at one time; 0: each arrives by itself.
+	Burst int `json:",omitempty"`
 	// Percent is the function's share if shares are fixed, and its first share if they
 	// change.
 	Percent float64

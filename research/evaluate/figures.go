@@ -238,6 +238,18 @@ func allFigures() []Figure {
 			},
 		},
 		{
+			Name: "equal-objectives", Title: "Mixes of equal objectives, and of several next to two overloaded functions",
+			Cases: []Case{
+				long(loads("E", mix(slo, 12, alexnet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt, resnet50), guaranteed, partition, mpsSLAB).levels(0.6, 0.9)),
+				long(loads("T1", []Function{
+					rated(mobilenet, 10*ms, 600), rated(resnet50, 20*ms, 500), rated(resnet152, 40*ms, 120), rated(vgg19, 50*ms, 7000), rated(resnext50, 50*ms, 3000),
+				}, guaranteed, partition, mpsSLAB).levels(1)),
+				long(loads("T2b", bursts(16,
+					rated(resnet50, 20*ms, 1200), rated(mobilenet, 20*ms, 1500), rated(vgg16, 20*ms, 1000), rated(alexnet, 20*ms, 1500),
+				), guaranteed, partition, mpsSLAB).levels(1)),
+			},
+		},
+		{
 			Name: "short-objectives", Title: "Mixes with guarantees, within 5 and 10 ms", Paper: "Figure 10, Table 3, with objectives that bite here",
 			Cases: []Case{
 				loads("C2, 10 ms", mix(10*ms, 50, alexnet, vgg19), policies...), loads("C2, 5 ms", mix(5*ms, 50, alexnet, vgg19), policies...),
@@ -271,6 +283,27 @@ func allFigures() []Figure {
 // rate returns a function that is offered a fixed number of requests per second.
 func rate(model string, perSecond float64) Function {
 	return Function{Name: model, Model: model, SLO: 25 * ms, Batches: ladderOf(model), PerSecond: perSecond}
+}
+
+// rated returns a function with an objective that is offered a fixed number of requests per second.
+func rated(model string, slo time.Duration, perSecond float64) Function {
+	f := rate(model, perSecond)
+	f.SLO, f.Percent = slo, 12
+	return f
+}
+
+// bursts makes requests arrive n at one time.
+func bursts(n int, functions ...Function) []Function {
+	for i := range functions {
+		functions[i].Burst = n
+	}
+	return functions
+}
+
+// long measures each level of a case for 8 s.
+func long(c Case) Case {
+	c.Settle, c.Warmup, c.Measure = 3*time.Second, time.Second, 8*time.Second
+	return c
 }
 
 // combination compares the policies. The second level overloads the last function.

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/arrival"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -112,10 +113,14 @@ func (s *recordingSender) Send(picture []byte, intended int64, tag uint64) error
 	return err
 }
 
-// open returns one function's open loop. Its arrivals are one Poisson process, however many
-// sockets send them.
+// open returns one function's open loop. Its arrivals, or their bursts, are one Poisson process,
+// however many sockets send them.
 func (b *rig) open(f Function, port int, perSecond float64) loadgen.Function {
-	return loadgen.Function{Name: f.Name, Addr: fmt.Sprintf("127.0.0.1:%d", port), SLO: f.SLO, PerSecond: perSecond,
+	var arrivals arrival.Process
+	if f.Burst > 0 {
+		arrivals = arrival.Process{Shape: arrival.Bursts, Size: f.Burst}
+	}
+	return loadgen.Function{Name: f.Name, Arrivals: arrivals, Addr: fmt.Sprintf("127.0.0.1:%d", port), SLO: f.SLO, PerSecond: perSecond,
 		Streams: flows(b.options.intake.receivers[f.Name], perSecond), Pictures: b.pictures[f.Name], Deadline: f.SLO}
 }
 

@@ -31,7 +31,7 @@ MODELS=${MODELS:-$WORK/models}
 here=$PWD
 # The figures to evaluate, so that they are known without the kit. A test of
 # research/evaluate compares them.
-FIGURES="fig10a fig10b fig8 fig9 fig16 fig15 fig12c-14 fig1 fig12ab table5 fig5-7 fig2-3 fig11 fig10-slo fig10-large guarantees mixes new-mixes short-objectives overload blocking changes table1"
+FIGURES="fig10a fig10b fig8 fig9 fig16 fig15 fig12c-14 fig1 fig12ab table5 fig5-7 fig2-3 fig11 fig10-slo fig10-large guarantees mixes new-mixes equal-objectives short-objectives overload blocking changes table1"
 
 die() {
 	echo "gpu: $*" >&2
