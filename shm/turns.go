@@ -11,9 +11,10 @@ import (
 	"github.com/penstock/penstock/internal/futex"
 )
 
-// Processes that share a GPU without MPS run their batches one after the other. All of them can write
-// a file of turns. It has a word that names the process whose turn it is, a bitmap of the processes
-// that wait, and an entry per process.
+// Processes that share a GPU run the batches of one level one after the other. All of them can write
+// a file of turns. Per level it has a word that names the process whose turn it is, a bitmap of the processes
+// that wait, and an entry per process. On a GPU without priorities between processes the batches of all levels
+// share one set of these (NewTurns).
 //
 //	process                                            process that has the turn
 //	Take     1. the turn is free: one compare-and-swap
@@ -36,7 +37,10 @@ import (
 // TurnEntries is the max number of processes that take turns.
 const TurnEntries = 256
 
-// The file of turns. Each part begins a cache line.
+// TurnLevels is the number of levels: 0 is that of demoted batches.
+const TurnLevels = 6
+
+// One level of a file of turns; the file has 1 or TurnLevels of them. Each part begins a cache line.
 const (
 	atTurnOwner   = 0 * lineBytes // u64, changes<<32 | entry+1, where entry+1 is 0 while the turn is free
 	atTurnWaiting = 1 * lineBytes // bitmap of entries
@@ -66,6 +70,14 @@ type turnWords struct {
 	waiting []atomic.Uint64
 	tenant  *turnTenant
 	entries []turnEntry
+}
+
+// turnLevels returns the words of each level.
+func turnLevels(mem []byte) (levels []turnWords) {
+	for ; len(mem) >= turnsBytes; mem = mem[turnsBytes:] {
+		levels = append(levels, turnsOf(mem[:turnsBytes]))
+	}
+	return levels
 }
 
 func turnsOf(mem []byte) turnWords {
@@ -159,20 +171,34 @@ func (w *turnWords) leave(entry int) {
 // Turns is the manager's end of a file of turns. One goroutine calls its methods.
 type Turns struct {
 	region *Region
-	words  turnWords
+	levels []watchedTurns
 	used   [TurnEntries]bool
+}
+
+// watchedTurns are the turns of one level.
+type watchedTurns struct {
+	turnWords
 	// stuck is the owner word that Watch has read since a time while processes waited.
 	stuck uint64
 	since int64
 }
 
-// NewTurns makes a file of turns. /proc/PID/maps shows the name.
-func NewTurns(name string) (*Turns, error) {
-	region, err := Create(name, turnsBytes, Options{Writable: true})
+// NewTurns makes a file of turns, for each of TurnLevels levels by itself or for all levels together.
+// /proc/PID/maps shows the name.
+func NewTurns(name string, perLevel bool) (*Turns, error) {
+	levels := 1
+	if perLevel {
+		levels = TurnLevels
+	}
+	region, err := Create(name, levels*turnsBytes, Options{Writable: true})
 	if err != nil {
 		return nil, fmt.Errorf("make turns: %w", err)
 	}
-	return &Turns{region: region, words: turnsOf(region.Bytes())}, nil
+	t := &Turns{region: region}
+	for _, w := range turnLevels(region.Bytes()) {
+		t.levels = append(t.levels, watchedTurns{turnWords: w})
+	}
+	return t, nil
 }
 
 // File is for the processes, which write it. Turns owns it; it is open until Close.
@@ -192,64 +218,91 @@ func (t *Turns) Join() (entry int, err error) {
 	return 0, fmt.Errorf("reserve one of %d turn entries: %w", TurnEntries, ErrNoEntry)
 }
 
-// Leave frees the entry of a process that has ended, and passes on its turn.
+// Leave frees the entry of a process that has ended, and passes on its turns.
 func (t *Turns) Leave(entry int) {
 	t.used[entry] = false
-	t.words.leave(entry)
+	for i := range t.levels {
+		t.levels[i].leave(entry)
+	}
 }
 
-// TurnPatience is how long a process may keep its turn while others wait. A longer batch shares the GPU
+// TurnPatience is how long a process may keep a turn while others wait. A longer batch shares the GPU
 // with the next one. Batches of processes with short objectives are shorter than TurnPatience.
 const TurnPatience = 250 * time.Millisecond
 
-// Watch passes on the turn of an entry that has kept it for TurnPatience while others waited. It then
-// returns that entry, and true. It also passes on the turn of an entry without a process. The caller calls
+// Watch passes on turns of entries that have kept them for TurnPatience while others waited. It then
+// returns such an entry, and true. It also passes on the turns of entries without a process. The caller calls
 // it several times per TurnPatience.
 func (t *Turns) Watch(now int64) (entry int, overdue bool) {
-	word := t.words.owner.Load()
-	entry = turnOwner(word)
-	used := entry >= 0 && entry < TurnEntries && t.used[entry]
-	switch {
-	case t.words.best(entry) == freeTurn:
-		t.since = 0
-		return entry, false
-	case t.since == 0 || word != t.stuck:
-		t.stuck, t.since = word, now
-		return entry, false
-	case used && now-t.since < int64(TurnPatience):
-		return entry, false
-	}
-	t.since = 0
-	for i, used := range t.used {
-		if !used || i == entry {
-			t.words.stopWaiting(i)
+	for i := range t.levels {
+		if kept, long := t.levels[i].watch(now, &t.used); long {
+			entry, overdue = kept, true
 		}
 	}
-	t.words.pass(word)
+	return entry, overdue
+}
+
+func (w *watchedTurns) watch(now int64, inUse *[TurnEntries]bool) (entry int, overdue bool) {
+	word := w.owner.Load()
+	entry = turnOwner(word)
+	used := entry >= 0 && entry < TurnEntries && inUse[entry]
+	switch {
+	case w.best(entry) == freeTurn:
+		w.since = 0
+		return entry, false
+	case w.since == 0 || word != w.stuck:
+		w.stuck, w.since = word, now
+		return entry, false
+	case used && now-w.since < int64(TurnPatience):
+		return entry, false
+	}
+	w.since = 0
+	for i, used := range inUse {
+		if !used || i == entry {
+			w.stopWaiting(i)
+		}
+	}
+	w.pass(word)
 	return entry, used
 }
 
 // Close unmaps the file. Processes keep their mappings.
 func (t *Turns) Close() error { return t.region.Close() }
 
-// Turn is a process's entry in a file of turns. One goroutine at a time calls its methods, except for Sleep.
+// Turn is a process's entry in a level of a file of turns. One goroutine at a time calls its methods, except for Sleep.
 type Turn struct {
-	region *Region
-	words  turnWords
-	entry  int
+	words turnWords
+	entry int
 }
 
-// OpenTurn maps a file of turns in a process that has that entry. It takes ownership of the file.
-func OpenTurn(f *os.File, entry int) (*Turn, error) {
+// ProcessTurns are the turns of a process: one for each level, or one for all.
+type ProcessTurns struct {
+	region *Region
+	Turns  []*Turn
+}
+
+// OpenTurns maps a file of turns in a process that has that entry. It takes ownership of the file.
+func OpenTurns(f *os.File, entry int) (*ProcessTurns, error) {
 	if entry < 0 || entry >= TurnEntries {
 		return nil, errors.Join(fmt.Errorf("map turns: entry %d: want 0 to %d", entry, TurnEntries-1), f.Close())
 	}
-	region, err := Map(f, turnsBytes, true)
+	size := turnsBytes
+	if info, err := f.Stat(); err == nil && info.Size() >= TurnLevels*turnsBytes {
+		size = TurnLevels * turnsBytes
+	}
+	region, err := Map(f, size, true)
 	if err != nil {
 		return nil, fmt.Errorf("map turns: %w", err)
 	}
-	return &Turn{region: region, words: turnsOf(region.Bytes()), entry: entry}, nil
+	p := &ProcessTurns{region: region}
+	for _, w := range turnLevels(region.Bytes()) {
+		p.Turns = append(p.Turns, &Turn{words: w, entry: entry})
+	}
+	return p, nil
 }
+
+// Close unmaps the file. A process that has a turn, or waits for one, calls Release first.
+func (p *ProcessTurns) Close() error { return p.region.Close() }
 
 // maxTurnSleep bounds one sleep of a process that waits for its turn.
 const maxTurnSleep = time.Millisecond
@@ -322,6 +375,3 @@ func (t *Turn) Alone(now int64) bool {
 
 // Release ends the process's turn, or its wait for one.
 func (t *Turn) Release() { t.words.leave(t.entry) }
-
-// Close unmaps the file. A process that has the turn, or waits for it, calls Release first.
-func (t *Turn) Close() error { return t.region.Close() }

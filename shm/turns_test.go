@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,29 +15,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// takers returns the turns of n processes. Each maps the file by itself.
+// takers returns the turns of n processes, the same for all levels. Each process maps the file by itself.
 func takers(t *testing.T, n int) (*Turns, []*Turn) {
 	t.Helper()
-	turns, err := NewTurns("test-turns")
-	must.OK(t, err)
-	t.Cleanup(func() { turns.Close() })
+	turns, processes := newTurns(t, n, false)
 	var all []*Turn
-	for range n {
-		entry, err := turns.Join()
-		must.OK(t, err)
-		all = append(all, openTurn(t, turns, entry))
+	for _, p := range processes {
+		all = append(all, p.Turns[0])
 	}
 	return turns, all
 }
 
-func openTurn(t *testing.T, turns *Turns, entry int) *Turn {
+func newTurns(t *testing.T, n int, perLevel bool) (*Turns, []*ProcessTurns) {
 	t.Helper()
-	fd, err := unix.FcntlInt(turns.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	turns, err := NewTurns("test-turns", perLevel)
 	must.OK(t, err)
-	turn, err := OpenTurn(os.NewFile(uintptr(fd), "turns"), entry)
-	must.OK(t, err)
-	t.Cleanup(func() { turn.Close() })
-	return turn
+	t.Cleanup(func() { turns.Close() })
+	var all []*ProcessTurns
+	for range n {
+		entry, err := turns.Join()
+		must.OK(t, err)
+		fd, err := unix.FcntlInt(turns.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		must.OK(t, err)
+		p, err := OpenTurns(os.NewFile(uintptr(fd), "turns"), entry)
+		must.OK(t, err)
+		t.Cleanup(func() { p.Close() })
+		all = append(all, p)
+	}
+	return turns, all
 }
 
 // has reports whether the turn is a process's, without waiting.
@@ -135,11 +141,11 @@ func TestTurnRandom(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if word := turns.words.owner.Load(); turnOwner(word) != freeTurn {
+	if word := turns.levels[0].owner.Load(); turnOwner(word) != freeTurn {
 		t.Errorf("the turn is of entry %d at the end", turnOwner(word))
 	}
-	for i := range turns.words.waiting {
-		if set := turns.words.waiting[i].Load(); set != 0 {
+	for i := range turns.levels[0].waiting {
+		if set := turns.levels[0].waiting[i].Load(); set != 0 {
 			t.Errorf("entries %x wait at the end", set)
 		}
 	}
@@ -253,17 +259,47 @@ func TestTurnsWatch(t *testing.T) {
 	t.Run("nonsense", func(t *testing.T) {
 		turns, p := takers(t, 2)
 		for _, word := range []uint64{math.MaxUint64, TurnEntries, TurnEntries + 1, 77, 1 << 31} {
-			turns.words.owner.Store(word)
-			turns.words.waiting[1].Store(1 << 3) // no process has this entry
-			turns.words.waiting[3].Store(math.MaxUint64)
+			turns.levels[0].owner.Store(word)
+			turns.levels[0].waiting[1].Store(1 << 3) // no process has this entry
+			turns.levels[0].waiting[3].Store(math.MaxUint64)
 			p[1].Take(Rank{}, 0)
 			turns.Watch(1)
 			if _, overdue := turns.Watch(2); overdue || !p[1].has() {
-				t.Fatalf("owner %#x: the turn is of entry %d, want 1", word, turnOwner(turns.words.owner.Load()))
+				t.Fatalf("owner %#x: the turn is of entry %d, want 1", word, turnOwner(turns.levels[0].owner.Load()))
 			}
 			p[1].Release()
 		}
 	})
+}
+
+// On each level another process has the turn, and it hangs or ends.
+func TestTurnLevels(t *testing.T) {
+	for level := range TurnLevels {
+		t.Run(strconv.Itoa(level), func(t *testing.T) {
+			turns, p := newTurns(t, 2, true)
+			if len(p[0].Turns) != TurnLevels {
+				t.Fatalf("turns of %d levels, want %d", len(p[0].Turns), TurnLevels)
+			}
+			rank := func(l int) Rank { return Rank{Level: uint32(l)} }
+			p[0].Turns[level].Take(rank(level), 0)
+			for l, turn := range p[1].Turns {
+				if got := turn.Take(rank(l), 0); got != (l != level) {
+					t.Errorf("process 0 has the turn of level %d; process 1 has that of level %d: %v", level, l, got)
+				}
+			}
+			turns.Watch(1)
+			if entry, overdue := turns.Watch(1 + int64(TurnPatience)); !overdue || entry != 0 || !p[1].Turns[level].has() {
+				t.Errorf("entry %d is overdue: %v; want the turn to pass from 0 to 1", entry, overdue)
+			}
+			p[0].Turns[level].Take(rank(level), 0)
+			turns.Leave(1)
+			for l, turn := range p[0].Turns {
+				if !turn.Take(rank(l), 0) {
+					t.Errorf("a process that ended kept the turn of level %d", l)
+				}
+			}
+		})
+	}
 }
 
 // A process that overwrites words without end delays the others, but none of them hangs.
@@ -339,12 +375,12 @@ func TestTurnAlone(t *testing.T) {
 	}
 }
 
-func TestOpenTurn(t *testing.T) {
+func TestOpenTurns(t *testing.T) {
 	turns, _ := takers(t, 0)
 	for _, entry := range []int{-1, TurnEntries} {
 		fd, err := unix.FcntlInt(turns.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		must.OK(t, err)
-		if _, err := OpenTurn(os.NewFile(uintptr(fd), "turns"), entry); err == nil {
+		if _, err := OpenTurns(os.NewFile(uintptr(fd), "turns"), entry); err == nil {
 			t.Errorf("a process opened entry %d", entry)
 		}
 	}
@@ -352,7 +388,7 @@ func TestOpenTurn(t *testing.T) {
 	must.OK(t, err)
 	fd, err := unix.FcntlInt(small.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	must.OK(t, err)
-	if _, err := OpenTurn(os.NewFile(uintptr(fd), "turns"), 0); err == nil {
+	if _, err := OpenTurns(os.NewFile(uintptr(fd), "turns"), 0); err == nil {
 		t.Error("a process opened a file that is too small")
 	}
 	small.Close()
@@ -370,10 +406,10 @@ func TestTurnAllocations(t *testing.T) {
 }
 
 func BenchmarkTurnFree(b *testing.B) {
-	turns, err := NewTurns("bench-turns")
+	turns, err := NewTurns("bench-turns", false)
 	must.OK(b, err)
 	defer turns.Close()
-	turn := &Turn{words: turns.words}
+	turn := &Turn{words: turns.levels[0].turnWords}
 	for b.Loop() {
 		turn.Take(Rank{}, 0)
 		turn.Release()

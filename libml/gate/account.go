@@ -63,11 +63,12 @@ const seriesBatches = 8
 // Demotable is implemented by a framework that is able to run a batch of n images in a slot demoted.
 type Demotable interface{ Demotable(slot, n int) bool }
 
-// demotedByTurn is the Demotable of a process that takes turns: a batch is demoted by its rank, on whatever
-// stream the framework runs it.
-type demotedByTurn struct{}
+// DemotedByTurn is the Demotable of a process on a GPU where the turns of all levels are one: a batch is demoted by
+// its rank, on whatever stream the framework runs it.
+type DemotedByTurn struct{}
 
-func (demotedByTurn) Demotable(int, int) bool { return true }
+// Demotable returns true.
+func (DemotedByTurn) Demotable(int, int) bool { return true }
 
 // Terms are what the manager has ordered.
 type Terms struct {
@@ -81,9 +82,9 @@ type Terms struct {
 type Config struct {
 	// Level is the highest one of its batches; budget.Demoted: no account is kept, no batch is demoted.
 	Level budget.Level
-	// Framework is able to run batches demoted; nil if it is not. Exclusive: a batch has the device to itself, in the
-	// process's turn, so any framework's batch can be demoted.
+	// Framework is able to run batches demoted; nil if it is not.
 	Framework Demotable
+	// Exclusive: a batch costs the whole time that it takes, because the next one waits for its turn.
 	Exclusive bool
 	Objective time.Duration
 	// Balance is shared by the members of a worker; nil: the account has its own.
@@ -105,9 +106,7 @@ func NewAccount(now int64, c Config) *Account {
 	if a.level == budget.Demoted {
 		return a
 	}
-	if a.framework, a.exclusive = c.Framework, c.Exclusive; a.exclusive {
-		a.framework = demotedByTurn{}
-	}
+	a.framework, a.exclusive = c.Framework, c.Exclusive
 	a.fitLine()
 	a.balance.join(a, now, a.terms.Guarantee, a.capacity())
 	return a

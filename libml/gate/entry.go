@@ -17,47 +17,66 @@ type turn interface {
 	Sleep(bell uint32, until int64)
 	Alone(now int64) bool
 	Release()
-	Close() error
 }
 
-// Entry is a process's place among those that take turns on a GPU without MPS (shm.Turn). The process has the
-// turn while a batch of it runs, from the gather to the outputs. Another batch joins it only if no other
-// process uses the GPU. All members of a worker share one. Any goroutine may call the methods.
+// Entry is a process's place among those that share a GPU (shm.Turns). The batches of a level run one after the
+// other, over all processes, in the order of their deadlines. A process has the turn of a level while its batch
+// runs, from the gather to the outputs. Another batch joins it only if no other process uses the level.
+// All members of a worker share one Entry. Any goroutine may call the methods.
 type Entry struct {
 	number int
-	turn   turn
+	close  func() error
 
-	mu      sync.Mutex // guards the rest, and calls of turn but Sleep
-	running int        // batches that have the turn
-	waiting []*visit   // loops that wait for the turn
+	mu     sync.Mutex // guards the rest, and calls of turn but Sleep
+	levels []*level   // by level; one for all levels if priorities do not hold between processes
+}
+
+// level has the turns of one level.
+type level struct {
+	turn    turn
+	running int      // batches that have the turn
+	waiting []*visit // loops that wait for the turn
 }
 
 // OpenEntry maps a file of turns in a process that has that entry. It takes ownership of the file.
 func OpenEntry(file *os.File, number int) (*Entry, error) {
-	turn, err := shm.OpenTurn(file, number)
+	turns, err := shm.OpenTurns(file, number)
 	if err != nil {
-		return nil, fmt.Errorf("open turn on the GPU: %w", err)
+		return nil, fmt.Errorf("open turns on the GPU: %w", err)
 	}
-	return &Entry{number: number, turn: turn}, nil
+	e := &Entry{number: number, close: turns.Close}
+	for _, t := range turns.Turns {
+		e.levels = append(e.levels, &level{turn: t})
+	}
+	return e, nil
 }
 
 // Number is the number of the entry in its file.
 func (e *Entry) Number() int { return e.number }
 
-// Close gives up the turn of a process that ends, and unmaps it.
+// PerLevel reports whether each level has turns of its own.
+func (e *Entry) PerLevel() bool { return len(e.levels) > 1 }
+
+// Close gives up the turns of a process that ends, and unmaps them.
 func (e *Entry) Close() {
-	e.turn.Release()
-	e.turn.Close()
+	for _, l := range e.levels {
+		l.turn.Release()
+	}
+	_ = e.close()
 }
+
+// of returns the turns of batches of a level.
+func (e *Entry) of(of uint32) *level { return e.levels[min(int(of), len(e.levels)-1)] }
 
 // visit is a loop's part in its process's turns. A visit of no Entry takes none: each batch may begin.
 type visit struct {
 	of    *Entry
-	waits bool     // it is in of.waiting
+	waits *level   // the loop is in its waiting
 	rank  shm.Rank // of the batch that waits
-	// asked: the process waits for its turn since bell.
-	asked bool
+	// asked: the process waits for its turn of that level since bell.
+	asked *level
 	bell  uint32
+	taken *level // by the last batch that was admitted
 }
 
 const (
@@ -75,39 +94,46 @@ func (v *visit) take(now int64, rank shm.Rank) (ok bool, retryAt int64) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	v.asked = false
+	l := e.of(rank.Level)
+	if v.waits != nil && v.waits != l {
+		v.stopWaiting()
+	}
+	v.asked = nil
 	switch {
-	case e.running > 0 && !e.turn.Alone(now):
+	case l.running > 0 && !l.turn.Alone(now):
 		return false, now + int64(memberWait)
-	case e.running == 0:
-		if ok, v.bell = e.turn.Ask(v.wait(rank)); !ok {
-			v.asked = true
+	case l.running == 0:
+		if ok, v.bell = l.turn.Ask(v.wait(l, rank)); !ok {
+			v.asked = l
 			return false, now + int64(turnWait)
 		}
 	}
-	v.stopWaiting()
-	e.running++
+	if v.waits != nil {
+		v.leave()
+	}
+	l.running++
+	v.taken = l
 	return true, math.MaxInt64
 }
 
 // sleep waits until the process has its turn, at most until that time. It returns false at once if the
 // process does not wait for it.
 func (v *visit) sleep(until int64) bool {
-	if !v.asked {
+	if v.asked == nil {
 		return false
 	}
-	v.of.turn.Sleep(v.bell, until)
+	v.asked.turn.Sleep(v.bell, until)
 	return true
 }
 
-// wait adds the loop to those that wait. It returns the rank of the first batch of all of them.
-func (v *visit) wait(rank shm.Rank) shm.Rank {
+// wait adds the loop to those that wait for a level. It returns the rank of the first batch of all of them.
+func (v *visit) wait(l *level, rank shm.Rank) shm.Rank {
 	v.rank = rank
-	if !v.waits {
-		v.waits = true
-		v.of.waiting = append(v.of.waiting, v)
+	if v.waits == nil {
+		v.waits = l
+		l.waiting = append(l.waiting, v)
 	}
-	for _, other := range v.of.waiting {
+	for _, other := range l.waiting {
 		if other.rank.Before(rank) {
 			rank = other.rank
 		}
@@ -115,51 +141,71 @@ func (v *visit) wait(rank shm.Rank) shm.Rank {
 	return rank
 }
 
+// leave takes the loop from those that wait.
+func (v *visit) leave() {
+	l := v.waits
+	v.waits = nil
+	i := slices.Index(l.waiting, v)
+	l.waiting = slices.Delete(l.waiting, i, i+1)
+}
+
+// stopWaiting ends the loop's wait. The process waits on for its other loops.
 func (v *visit) stopWaiting() {
-	if v.waits {
-		v.waits = false
-		i := slices.Index(v.of.waiting, v)
-		v.of.waiting = slices.Delete(v.of.waiting, i, i+1)
+	l := v.waits
+	if v.leave(); len(l.waiting) == 0 {
+		l.release()
 	}
 }
 
-// joins reports whether a batch may begin next to one of the same process.
-func (v *visit) joins() bool {
+// joins reports whether a batch of a level may begin next to those of the same process.
+func (v *visit) joins(now int64, of uint32) bool {
 	if v.of == nil {
 		return true
 	}
 	v.of.mu.Lock()
 	defer v.of.mu.Unlock()
-	return v.of.turn.Alone(shm.Now())
+	l := v.of.of(of)
+	return l.running == 0 || l.turn.Alone(now)
 }
 
-// withdraw ends the loop's wait, if it waits. The process waits on for its other loops.
+// withdraw ends the loop's wait, if it waits.
 func (v *visit) withdraw() {
-	v.asked = false
-	if !v.waits {
+	v.asked = nil
+	if v.waits == nil {
 		return
 	}
 	v.of.mu.Lock()
 	defer v.of.mu.Unlock()
-	if v.stopWaiting(); len(v.of.waiting) == 0 {
-		v.of.release()
-	}
+	v.stopWaiting()
 }
 
-// end ends a batch. Loops of the process that wait ask again.
-func (v *visit) end() {
-	if v.of == nil {
+// held is a batch's turn. The zero value is that of a batch that needs none.
+type held struct {
+	of    *Entry
+	level *level
+}
+
+// hold is that of the batch that was admitted last.
+func (v *visit) hold() held {
+	h := held{v.of, v.taken}
+	v.taken = nil
+	return h
+}
+
+// pass ends the batch's part in the turn. Loops of the process that wait ask again.
+func (h *held) pass() {
+	if h.level == nil {
 		return
 	}
-	v.of.mu.Lock()
-	defer v.of.mu.Unlock()
-	v.of.running--
-	v.of.release()
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	h.level.running--
+	h.level.release()
 }
 
 // release gives up the turn if no batch of the process runs.
-func (e *Entry) release() {
-	if e.running == 0 {
-		e.turn.Release()
+func (l *level) release() {
+	if l.running == 0 {
+		l.turn.Release()
 	}
 }

@@ -57,12 +57,16 @@ func (g *Gate) Admit(now int64, batch lane.Job) (ok bool, retryAt int64) {
 	case !g.Place.Take(now, batch):
 		return false, retryAt
 	}
-	rank := shm.Rank{Deadline: batch.Deadline}
-	if !batch.Demoted {
-		rank.Level = uint32(max(budget.MinLevel, g.Account.OrderedLevel()))
-	}
-	ok, again := g.visit.take(now, rank)
+	ok, again := g.visit.take(now, shm.Rank{Level: g.level(batch.Demoted), Deadline: batch.Deadline})
 	return ok, min(retryAt, again)
+}
+
+// level is the level of a batch.
+func (g *Gate) level(demoted bool) uint32 {
+	if demoted {
+		return uint32(budget.Demoted)
+	}
+	return uint32(max(budget.MinLevel, g.Account.OrderedLevel()))
 }
 
 // Wait waits for the process's turn on the GPU, at most until that time. It returns false at once if the batch
@@ -70,7 +74,7 @@ func (g *Gate) Admit(now int64, batch lane.Job) (ok bool, retryAt int64) {
 func (g *Gate) Wait(until int64) bool { return g.visit.sleep(until) }
 
 // Joins reports whether a batch may begin next to one of the same process.
-func (g *Gate) Joins() bool { return g.visit.joins() }
+func (g *Gate) Joins(now int64, demoted bool) bool { return g.visit.joins(now, g.level(demoted)) }
 
 // Withdraw ends the turns of the loop, and its wait for them, without a batch.
 func (g *Gate) Withdraw(now int64) {
@@ -78,19 +82,27 @@ func (g *Gate) Withdraw(now int64) {
 	g.visit.withdraw()
 }
 
-// Begin charges an admitted batch of a size in the device's slot. It returns whether the batch runs demoted, and
-// whether guests wait for it, for End.
-func (g *Gate) Begin(now int64, slot int, batch batching.Choice) (demoted, busy bool) {
-	demoted = g.Account.begin(now, slot, batch.Padded, batch.Demoted)
-	return demoted, g.Busy != nil && !demoted && g.Busy.Begin(now)
+// Begun is a batch that has begun.
+type Begun struct {
+	Demoted bool // it runs at the lowest priority
+	busy    bool // guests wait for it
+	turn    held
+}
+
+// Begin charges an admitted batch of a size in the device's slot.
+func (g *Gate) Begin(now int64, slot int, batch batching.Choice) (b Begun) {
+	b.Demoted = g.Account.begin(now, slot, batch.Padded, batch.Demoted)
+	b.busy = g.Busy != nil && !b.Demoted && g.Busy.Begin(now)
+	b.turn = g.visit.hold()
+	return b
 }
 
 // End lets other batches begin after one that has ended on the device. It returns since when no other batch of the lane
 // ran; 0 if the end of the batch before was not noticed yet.
-func (g *Gate) End(now int64, busy bool) (began int64) {
-	if busy {
+func (g *Gate) End(now int64, b *Begun) (began int64) {
+	if b.busy {
 		g.Busy.End()
 	}
-	g.visit.end() // before the lane's turn, whose next member needs it
+	b.turn.pass() // before the lane's turn, whose next member needs it
 	return g.Place.End(now)
 }

@@ -27,11 +27,13 @@ func (f *fakeTurn) Ask(r shm.Rank) (bool, uint32) {
 func (f *fakeTurn) Sleep(uint32, int64) { <-f.sleep }
 func (f *fakeTurn) Alone(int64) bool    { return f.alone }
 func (f *fakeTurn) Release()            { f.releases++ }
-func (f *fakeTurn) Close() error        { return nil }
+
+// newEntry returns the entry of a process that has one turn for all levels.
+func newEntry(f turn) *Entry { return &Entry{levels: []*level{{turn: f}}} }
 
 // newGate returns the gate of a loop at level 3 that takes turns, with a full balance.
 func newGate(entry *Entry) *Gate {
-	account := NewAccount(0, Config{Level: 3, Exclusive: true, Objective: time.Hour, Terms: Terms{0.5, 3}, Times: make([]time.Duration, 9), Size: 1})
+	account := NewAccount(0, Config{Level: 3, Framework: DemotedByTurn{}, Exclusive: true, Objective: time.Hour, Terms: Terms{0.5, 3}, Times: make([]time.Duration, 9), Size: 1})
 	return New(account, nil, entry, func() bool { return true }, nil)
 }
 
@@ -51,8 +53,8 @@ func TestAdmit(t *testing.T) {
 		{"free", batch, func(_ *Gate, f *fakeTurn) { f.free = true }, true, 40 * ms, []shm.Rank{{Level: 3, Deadline: 50 * ms}}},
 		{"demoted", demoted, func(_ *Gate, f *fakeTurn) { f.free = true }, true, 40 * ms, []shm.Rank{{Deadline: 50 * ms}}},
 		{"another process's turn", batch, nil, false, ms, []shm.Rank{{Level: 3, Deadline: 50 * ms}}},
-		{"another member's batch", batch, func(g *Gate, _ *fakeTurn) { g.visit.of.running = 1 }, false, 200_000, nil},
-		{"next to another member's batch", batch, func(g *Gate, f *fakeTurn) { g.visit.of.running, f.alone = 1, true }, true, 40 * ms, nil},
+		{"another member's batch", batch, func(g *Gate, _ *fakeTurn) { g.visit.of.levels[0].running = 1 }, false, 200_000, nil},
+		{"next to another member's batch", batch, func(g *Gate, f *fakeTurn) { g.visit.of.levels[0].running, f.alone = 1, true }, true, 40 * ms, nil},
 		{"model not in memory", batch, func(g *Gate, _ *fakeTurn) { g.Resident = func() bool { return false } }, false, 40 * ms, nil},
 		{"another level is ordered", batch, func(g *Gate, f *fakeTurn) {
 			f.free = true
@@ -61,7 +63,7 @@ func TestAdmit(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := &fakeTurn{}
-			g := newGate(&Entry{turn: f})
+			g := newGate(newEntry(f))
 			if c.edit != nil {
 				c.edit(g, f)
 			}
@@ -102,7 +104,7 @@ func TestAdmit(t *testing.T) {
 // TestWait has one member of a worker sleep until the turn comes. Meanwhile others use the gate.
 func TestWait(t *testing.T) {
 	f := &fakeTurn{sleep: make(chan struct{})}
-	entry := &Entry{turn: f}
+	entry := newEntry(f)
 	a, b := newGate(entry), newGate(entry)
 	if a.Wait(1) {
 		t.Error("waits for a turn that was not asked for")
@@ -112,7 +114,7 @@ func TestWait(t *testing.T) {
 	}
 	done := make(chan bool)
 	go func() { done <- a.Wait(1) }()
-	if ok, _ := b.Admit(0, lane.Job{}); ok || b.Joins() {
+	if ok, _ := b.Admit(0, lane.Job{}); ok {
 		t.Error("a batch begins in another's turn")
 	}
 	b.Withdraw(0)
@@ -127,9 +129,47 @@ func TestWait(t *testing.T) {
 	if ok, _ := a.Admit(0, lane.Job{}); !ok || a.Wait(1) {
 		t.Error("a batch in its turn does not begin")
 	}
-	a.End(0, false)
+	begun := a.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1})
+	a.End(0, &begun)
 	if f.releases != 1 {
 		t.Errorf("the turn was given up %d times, want once", f.releases)
+	}
+}
+
+// Each level has turns of its own: a batch waits only for those of its level.
+func TestLevels(t *testing.T) {
+	entry, turns := &Entry{}, []*fakeTurn{}
+	for range shm.TurnLevels {
+		f := &fakeTurn{free: true}
+		turns = append(turns, f)
+		entry.levels = append(entry.levels, &level{turn: f})
+	}
+	g := newGate(entry)
+	admit := func(demoted bool) bool {
+		ok, _ := g.Admit(0, lane.Job{Demoted: demoted})
+		return ok
+	}
+	if !admit(true) {
+		t.Fatal("a demoted batch does not begin")
+	}
+	demoted := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: true})
+	if g.Joins(0, true) || !g.Joins(0, false) {
+		t.Error("next to a demoted batch only one of another level may begin")
+	}
+	turns[3].free = false
+	if admit(false) {
+		t.Error("a batch begins in another process's turn of its level")
+	}
+	g.Account.Guaranteed(0, Terms{0.5, 4}, 1)
+	if !admit(false) || turns[3].releases != 1 {
+		t.Errorf("at another level the batch begins, and no longer waits for the first one's turn: released %d times", turns[3].releases)
+	}
+	guaranteed := g.Begin(0, 1, batching.Choice{Batch: 1, Padded: 1})
+	if g.End(0, &guaranteed); turns[4].releases != 1 || turns[0].releases != 0 {
+		t.Errorf("after the batch of level 4 turns were released %d and %d times, want once and never", turns[4].releases, turns[0].releases)
+	}
+	if g.End(0, &demoted); turns[0].releases != 1 {
+		t.Error("the demoted batch keeps its turn")
 	}
 }
 
@@ -137,7 +177,7 @@ func TestWait(t *testing.T) {
 // run one at a time while another process uses the GPU.
 func TestMembers(t *testing.T) {
 	f := &fakeTurn{}
-	entry := &Entry{turn: f}
+	entry := newEntry(f)
 	a, b := &visit{of: entry}, &visit{of: entry}
 	a.take(0, shm.Rank{Level: 4})
 	b.take(0, shm.Rank{Level: 1})
@@ -148,26 +188,27 @@ func TestMembers(t *testing.T) {
 	if ok, _ := a.take(0, shm.Rank{Level: 4}); !ok {
 		t.Fatal("no turn")
 	}
-	if ok, _ := b.take(0, shm.Rank{Level: 1}); ok || b.joins() {
+	if ok, _ := b.take(0, shm.Rank{Level: 1}); ok || b.joins(0, 1) {
 		t.Error("two members have a turn next to another process")
 	}
 	if b.withdraw(); f.releases != 0 {
 		t.Error("a member that withdrew ended the turn of another")
 	}
-	if a.end(); f.releases != 1 {
+	held := a.hold()
+	if held.pass(); f.releases != 1 {
 		t.Error("the last member to end did not pass on the turn")
 	}
 }
 
 func TestAdmitAllocations(t *testing.T) {
 	f := &fakeTurn{free: true, asked: make([]shm.Rank, 0, 1<<10)}
-	g := newGate(&Entry{turn: f})
+	g := newGate(newEntry(f))
 	if n := testing.AllocsPerRun(100, func() {
 		if ok, _ := g.Admit(0, lane.Job{Deadline: 1}); !ok {
 			t.Fatal("not admitted")
 		}
-		_, busy := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1})
-		g.End(1, busy)
+		begun := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1})
+		g.End(1, &begun)
 		g.Account.End(1, false, 0, 1)
 	}); n > 0 {
 		t.Errorf("a batch allocates %v times", n)

@@ -187,7 +187,7 @@ func (p *guarantees) guarantee(d *Decider) {
 	}
 
 	actions := guarantee.Decide(functions)
-	if d.takesTurns() {
+	if d.takesTurns() && !d.prioritized() {
 		guarantee.CapBatches(functions, actions)
 	}
 	for i, m := range own {
@@ -312,8 +312,11 @@ func (d *Decider) maxBatch(m *member, a guarantee.Action) int {
 	return fit
 }
 
-// takesTurns reports whether processes take turns: functions with guarantees do on a GPU without MPS.
+// takesTurns reports whether processes take turns: functions with guarantees do on a GPU.
 // With the driver's time slices as a baseline to compare with, they do not.
 func (d *Decider) takesTurns() bool {
-	return d.onGPU() && !d.Device.MPS && d.s.Config.Guarantees() && !d.s.Config.Lab.TimeSlicing
+	return d.onGPU() && d.s.Config.Guarantees() && !d.s.Config.Lab.TimeSlicing
 }
+
+// prioritized reports whether stream priorities hold between processes. Then each level has turns of its own.
+func (d *Decider) prioritized() bool { return d.Device.MPS && !d.Device.GPU.PrioritiesFail() }

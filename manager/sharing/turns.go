@@ -24,13 +24,13 @@ type turnHolder struct {
 }
 
 // join gives a process, or another member of it, an entry.
-func (t *turns) join(pid int) (entry int, err error) {
+func (t *turns) join(pid int, perLevel bool) (entry int, err error) {
 	if h := t.entries[pid]; h != nil {
 		h.members++
 		return h.entry, nil
 	}
 	if t.shared == nil {
-		if t.shared, err = shm.NewTurns("penstock-turns"); err != nil {
+		if t.shared, err = shm.NewTurns("penstock-turns", perLevel); err != nil {
 			return 0, err
 		}
 		t.entries = map[int]*turnHolder{}
@@ -92,7 +92,7 @@ type Admission struct {
 // Admit admits a process. Leave ends that.
 func (s *Sharing) Admit(pid int) (a Admission, err error) {
 	if s.takesTurns() {
-		entry, err := s.turns.join(pid)
+		entry, err := s.turns.join(pid, s.prioritized())
 		switch {
 		case errors.Is(err, shm.ErrNoEntry):
 			s.log.Warn().Err(err).Int("pid", pid).Msg("process takes no turns on the GPU")

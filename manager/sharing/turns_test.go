@@ -34,7 +34,7 @@ func TestTakesTurns(t *testing.T) {
 		want bool
 	}{
 		{"without MPS", func(*Sharing) {}, true},
-		{"with MPS", func(s *Sharing) { s.Device.MPS = true }, false},
+		{"with MPS", func(s *Sharing) { s.Device.MPS = true }, true},
 		{"gslice", func(s *Sharing) { s.s.Config.Shares.Policy = configs.PolicyGSLICE }, false},
 		{"time slices as a baseline", func(s *Sharing) { s.s.Config.Lab.TimeSlicing = true }, false},
 		{"on a CPU", func(s *Sharing) { s.Device.GPU = nil }, false},
@@ -91,10 +91,10 @@ func TestWatchTurns(t *testing.T) {
 		a.Close()
 		fd, err := unix.FcntlInt(s.turns.shared.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		must.OK(t, err)
-		turn, err := shm.OpenTurn(os.NewFile(uintptr(fd), "turns"), *a.Turn)
+		p, err := shm.OpenTurns(os.NewFile(uintptr(fd), "turns"), *a.Turn)
 		must.OK(t, err)
-		t.Cleanup(func() { turn.Close() })
-		return turn
+		t.Cleanup(func() { p.Close() })
+		return p.Turns[0]
 	}
 	hangs, waits := open(10), open(11)
 	for range 2 { // it is logged once

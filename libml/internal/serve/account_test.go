@@ -318,7 +318,7 @@ func TestDemotionAllocations(t *testing.T) {
 					continue
 				}
 				l.begin()
-				if l.refillBalance(); !l.flights.newest().demoted {
+				if l.refillBalance(); !l.flights.newest().Demoted {
 					l.emptyBalance()
 				}
 			}

@@ -86,14 +86,14 @@ func TestBusyDemoted(t *testing.T) {
 	h := newBusyHarness(t)
 	l := h.loop(h.fake())
 	l.gate.Busy = l.p.takeBusyBit(h.busyFiles())
-	l.setAccount(gate.Config{Exclusive: true, Objective: time.Hour})
+	l.setAccount(gate.Config{Framework: gate.DemotedByTurn{}, Exclusive: true, Objective: time.Hour})
 	for _, demoted := range []bool{true, false} {
 		now := shm.Now()
-		_, busy := l.gate.Begin(now, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: demoted})
-		if word := h.busyWord(); busy == demoted || (word != 0) == demoted {
+		begun := l.gate.Begin(now, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: demoted})
+		if word := h.busyWord(); (word != 0) == demoted {
 			t.Errorf("demoted %v: the busy word is %#x", demoted, word)
 		}
-		if l.gate.End(now, busy); h.busyWord() != 0 {
+		if l.gate.End(now, &begun); h.busyWord() != 0 {
 			t.Errorf("the busy word is %#x after the batch", h.busyWord())
 		}
 	}

@@ -49,16 +49,23 @@ func (p *process) closeEntry() {
 	}
 }
 
+// takesAllTurns reports whether the process has the whole GPU in its turn. Otherwise batches of other levels may run, and
+// streams have the levels.
+func (p *process) takesAllTurns() bool { return p.entry != nil && !p.entry.PerLevel() }
+
 // newAccount begins the account of a process that is warmed up.
 func (p *process) newAccount() *gate.Account {
 	c := gate.Config{
-		Level: p.level, Exclusive: p.entry != nil, Objective: p.slo, Terms: p.orders.present().terms,
+		Level: p.level, Exclusive: p.takesAllTurns(), Objective: p.slo, Terms: p.orders.present().terms,
 		Times: make([]time.Duration, p.card.MaxBatch()+1), Size: p.sizes.ladder[0],
 	}
 	for _, w := range p.sizes.warm {
 		c.Times[w.size] = w.alone
 	}
-	if _, ok := p.framework.(framework.Demotable); ok {
+	switch _, ok := p.framework.(framework.Demotable); {
+	case p.takesAllTurns():
+		c.Framework = gate.DemotedByTurn{}
+	case ok:
 		c.Framework = demotable{p}
 	}
 	if p.worker != nil {

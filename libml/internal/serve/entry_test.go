@@ -15,28 +15,33 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// newTurnHarness returns a harness on a GPU whose processes take turns.
-func newTurnHarness(t *testing.T) *harness {
+// newTurnHarness returns a harness on a GPU whose processes take turns, the same for all levels.
+func newTurnHarness(t *testing.T) *harness { return newLevelHarness(t, false) }
+
+// newLevelHarness returns a harness on a GPU whose processes take turns.
+func newLevelHarness(t *testing.T, perLevel bool) *harness {
 	t.Helper()
 	h := newGPUHarness(t, testCard())
 	var err error
-	if h.turns, err = shm.NewTurns("test-turns"); err != nil {
-		t.Fatal(err)
-	}
+	h.turns, err = shm.NewTurns("test-turns", perLevel)
+	must.OK(t, err)
 	t.Cleanup(func() { h.turns.Close() })
 	h.wake = control.Order{Do: control.DoWake, GuaranteePercent: 50, Level: 3}
 	return h
 }
 
-// other returns the turn of another process.
-func (h *harness) other() *shm.Turn {
+// other returns the turn of another process, of all levels.
+func (h *harness) other() *shm.Turn { return h.others()[0] }
+
+// others returns the turns of another process.
+func (h *harness) others() []*shm.Turn {
 	h.t.Helper()
 	entry, err := h.turns.Join()
 	must.OK(h.t, err)
-	turn, err := shm.OpenTurn(h.dup(h.turns.File()), entry)
+	p, err := shm.OpenTurns(h.dup(h.turns.File()), entry)
 	must.OK(h.t, err)
-	h.t.Cleanup(func() { turn.Close() })
-	return turn
+	h.t.Cleanup(func() { p.Close() })
+	return p.Turns
 }
 
 // takingTurns starts a process that owns the ring.
@@ -166,6 +171,62 @@ func TestGPUTurnInFlight(t *testing.T) {
 	running.Release()
 	h.replies(1 + more)
 	c.drained()
+}
+
+// With turns per level a batch within the guarantee waits only for those of its level, also next to a demoted one in
+// flight. Streams have the levels, and demoted batches need a framework that is able to run them.
+func TestTurnPerLevel(t *testing.T) {
+	h := newLevelHarness(t, true)
+	f := h.fake()
+	l := accounted(h, f)
+	if l.memory.prioritized == nil {
+		t.Fatal("the process has no streams of other priorities")
+	}
+	other := h.others()
+	other[5].Take(shm.Rank{Level: 5}, 0)
+	other[3].Take(shm.Rank{Level: 3}, 0)
+	release := h.gpu.HoldDemoted()
+	l.emptyBalance()
+	h.publish(0, h.picture(0), nil)
+	begin := func() {
+		t.Helper()
+		if l.take(); !l.mayBegin() {
+			t.Fatal("a batch of another level may not begin")
+		}
+		if ok, _ := l.admit(); !ok {
+			t.Fatal("a batch does not begin in its turn")
+		}
+		must.OK(t, l.begin())
+	}
+	begin()
+	if l.flights.count != 1 || !l.flights.newest().Demoted {
+		t.Fatalf("%d batches in flight, want a demoted one", l.flights.count)
+	}
+	l.refillBalance()
+	h.publish(1, h.picture(1), nil)
+	if l.take(); !l.mayBegin() {
+		t.Fatal("a batch of another level may not begin")
+	}
+	if ok, _ := l.admit(); ok {
+		t.Fatal("a batch begins in the turn of another process of its level")
+	}
+	other[3].Release()
+	if begin(); !l.await() {
+		t.Fatal("another batch may begin next to two")
+	}
+	must.OK(t, l.finish())
+	if got := h.replies(1); !slices.Equal(got, []uint32{1}) {
+		t.Fatalf("answered slot %d first, want 1", got)
+	}
+	if !other[3].Take(shm.Rank{Level: 3}, 0) || other[0].Take(shm.Rank{}, 0) {
+		t.Error("after the batch its turn is free, and that of the demoted one is not")
+	}
+	release()
+	must.OK(t, l.finish())
+	h.answered(h.replies(1)[0], h.picture(0))
+	if !other[0].Take(shm.Rank{}, 0) {
+		t.Error("the demoted batch kept its turn")
+	}
 }
 
 // TestWorkerTurnEntry has a worker join with an entry, leave, and join with another one.

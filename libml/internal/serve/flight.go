@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -36,9 +37,8 @@ type flight struct {
 	waited     time.Duration // by batching.WaitForRunning
 	late       int
 	full       bool // it has as many requests as it may have
-	demoted    bool // it runs at the lowest priority
-	busy       bool // guests wait for it
-	followed   bool // it was queued behind another member's batch
+	gate.Begun
+	followed bool // it was queued behind another member's batch
 
 	dispatched, gathered int64
 	began                int64 // dispatched, or the end of the batch that it was queued behind
@@ -97,11 +97,11 @@ func (l *loop) begin() error {
 	f.aggregated = time.Duration(oldest.Complete - oldest.FirstFragment)
 	f.dispatched = shm.Now()
 	f.began = f.dispatched
-	f.demoted, f.busy = l.gate.Begin(f.dispatched, f.slot, c)
-	l.queue.Begin(f.dispatched, c, f.demoted)
+	f.Begun = l.gate.Begin(f.dispatched, f.slot, c)
+	l.queue.Begin(f.dispatched, c, f.Demoted)
 	l.choice = batching.Choice{}
 	if l.memory.prioritized != nil {
-		if err := l.memory.prioritized.Choose(f.slot, l.gate.Account.BatchLevel(f.slot, f.padded, f.demoted)); err != nil {
+		if err := l.memory.prioritized.Choose(f.slot, l.gate.Account.BatchLevel(f.slot, f.padded, f.Demoted)); err != nil {
 			l.p.log.Warn("cannot change the priority; the batch runs at that of the one before", "error", err)
 		}
 	}
@@ -118,7 +118,7 @@ func (l *loop) begin() error {
 		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
 	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
-	if f.err == nil && !f.demoted {
+	if f.err == nil && !f.Demoted {
 		l.gate.Place.Launch(f.slot, f.dispatched, l.queue.Typical(f.padded), l.queue.Lead)
 	}
 	l.completeMove(idle)
@@ -192,11 +192,11 @@ func (l *loop) finish() error {
 	inferred := shm.Now()
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
-		if !f.demoted && !f.followed {
+		if !f.Demoted && !f.followed {
 			l.queue.LearnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	if began := l.gate.End(inferred, f.busy); f.followed {
+	if began := l.gate.End(inferred, &f.Begun); f.followed {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}
@@ -236,13 +236,13 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	i := l.flights.remove(f)
 	l.settleMove()
 	if f.err == nil {
-		l.gate.Account.End(f.padded, f.demoted, f.dispatched, inferred)
+		l.gate.Account.End(f.padded, f.Demoted, f.dispatched, inferred)
 	}
 	l.queue.LearnAnswering(time.Duration(ended - inferred))
 
 	l.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)
 	l.queue.End(i, batching.Observation{
-		Batch: n, Padded: f.padded, Demoted: f.demoted,
+		Batch: n, Padded: f.padded, Demoted: f.Demoted,
 		Elapsed:    time.Duration(ended-f.began) + l.pause,
 		Ended:      ended,
 		Aggregated: f.aggregated,

@@ -20,7 +20,7 @@ func TestFlights(t *testing.T) {
 					continue
 				}
 				added := f.add()
-				added.demoted = rapid.Bool().Draw(t, "demoted")
+				added.Demoted = rapid.Bool().Draw(t, "demoted")
 				if slices.Contains(slots, added.slot) || added.slot < f.base || added.slot >= f.base+count {
 					t.Fatalf("batch begins in slot %d; in flight are %v, base %d", added.slot, slots, f.base)
 				}

@@ -47,6 +47,7 @@ type loop struct {
 	gate     *gate.Gate
 
 	pause     time.Duration // that the share requires after the last batch
+	retryAt   int64         // when a batch that was not admitted next to one in flight asks again
 	acquired  int64         // when this process got the ring
 	served    bool          // a batch has begun
 	announced bool
@@ -178,7 +179,11 @@ func (l *loop) beginNext(done <-chan struct{}) (await bool, err error) {
 		}
 		return true, nil
 	}
-	if ok, retryAt := l.admit(); !ok {
+	switch ok, retryAt := l.admit(); {
+	case !ok && l.flights.count > 0:
+		l.retryAt = min(retryAt, shm.Now()+int64(retryNap))
+		return true, nil
+	case !ok:
 		l.wait(done, retryAt)
 		return false, nil
 	}
@@ -222,7 +227,7 @@ func (l *loop) admit() (ok bool, retryAt int64) {
 
 // wait waits, with a picked batch that may not begin, until a time or until the loop is woken.
 func (l *loop) wait(done <-chan struct{}, until int64) {
-	if l.flights.count > 0 || until == 0 {
+	if until == 0 {
 		return
 	}
 	l.ring.Settle()
@@ -273,10 +278,10 @@ func earliestDeadline(batch []batching.Request) int64 {
 
 // mayBegin reports whether a batch may begin now.
 func (l *loop) mayBegin() bool {
-	if len(l.queue.Pending) == 0 || l.flights.count > 0 && !l.gate.Joins() {
+	now := shm.Now()
+	if len(l.queue.Pending) == 0 || now < l.retryAt || l.flights.count > 0 && !l.gate.Joins(now, !l.guaranteed(now)) {
 		return false
 	}
-	now := shm.Now()
 	l.queue.Elsewhere = l.moves.incomplete() // the first batch after the move runs next to the last one before it
 	return l.queue.MayBegin(now, !l.guaranteed(now))
 }
@@ -375,8 +380,14 @@ func (l *loop) nap() {
 	if len(l.queue.Pending) > 0 {
 		left -= l.queue.Lead
 	}
+	if l.retryAt > now {
+		left = min(left, time.Duration(l.retryAt-now))
+	}
 	l.naps.nap(left)
 }
+
+// retryNap bounds how late a batch begins that waits for its turn next to one in flight.
+const retryNap = 50 * time.Microsecond
 
 // doneChecks is how often await checks the device between two checks of the ring.
 const doneChecks = 64
@@ -388,7 +399,7 @@ func (l *loop) abandon(why error) error {
 		f := l.flights.oldest()
 		f.err = why
 		now := shm.Now()
-		l.gate.End(now, f.busy)
+		l.gate.End(now, &f.Begun)
 		l.complete(f, now)
 	}
 	l.ring.Release()

@@ -469,7 +469,7 @@ func (p *process) openGroups(notice *control.Notice, wake control.Order) error {
 	}
 	switch {
 	case wake.Level == budget.Demoted:
-	case p.entry != nil: // the turns have the levels
+	case p.takesAllTurns(): // the turns have the levels
 		p.level = wake.Level
 		p.timing.lock = newDeviceLock(d.Name(), cmp.Or(p.timing.patience, lockPatience))
 	default:
