@@ -231,11 +231,12 @@ func (t *Turns) Leave(entry int) {
 const TurnPatience = 250 * time.Millisecond
 
 // Watch passes on turns of entries that have kept them for TurnPatience while others waited. It then
-// returns such an entry, and true. It also passes on the turns of entries without a process. The caller calls
-// it several times per TurnPatience.
+// returns such an entry, and true. It does not return that of a demoted batch for which higher levels left no time. It
+// also passes on the turns of entries without a process. The caller calls it several times per TurnPatience.
 func (t *Turns) Watch(now int64) (entry int, overdue bool) {
 	for i := range t.levels {
-		if kept, long := t.levels[i].watch(now, &t.used); long {
+		kept, long := t.levels[i].watch(now, &t.used)
+		if demoted := i == 0 && len(t.levels) > 1; long && !demoted {
 			entry, overdue = kept, true
 		}
 	}

@@ -2,6 +2,7 @@ package sharesim
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/batching"
@@ -126,6 +127,11 @@ func (d *device) next() int64 {
 		return math.MaxInt64
 	}
 	return d.at + max(1, int64(math.Ceil(soonest)))
+}
+
+// runs reports whether a batch has the turn of a level.
+func (d *device) runs(level budget.Level) bool {
+	return slices.ContainsFunc(d.batches, func(b *batch) bool { return d.sharing == Turns || b.level == level })
 }
 
 // add begins a batch.

@@ -167,9 +167,10 @@ func (f *function) answer(r batching.Request, at int64) {
 	}
 }
 
-// takeTurns begins the batch that goes first, if none runs.
+// takeTurns begins the batches that go first, one of each level that runs none. If batches use the whole device, all
+// levels have one turn.
 func takeTurns(functions []*function, now int64) {
-	for len(functions[0].device.batches) == 0 {
+	for {
 		var best *function
 		var first shm.Rank
 		for _, f := range functions {
@@ -180,7 +181,7 @@ func takeTurns(functions []*function, now int64) {
 			if f.guaranteed(now) {
 				rank.Level = uint32(f.action.Level)
 			}
-			if best == nil || rank.Before(first) {
+			if !f.device.runs(budget.Level(rank.Level)) && (best == nil || rank.Before(first)) {
 				best, first = f, rank
 			}
 		}
@@ -252,7 +253,7 @@ func (f *function) begin(now int64) bool {
 	case f.rules.InvertLevels:
 		b.level = budget.MaxLevel + budget.MinLevel - b.level
 	}
-	if !demoted || f.rules.ChargeDemoted {
+	if !demoted {
 		f.account.Balance().Charge(now, f.account.Cost(b.padded))
 	}
 	f.flights = append(f.flights, b)

@@ -103,7 +103,23 @@ func EvaluationMixes() (mixes []Mix) {
 		m.Seed, m.Duration, m.Settle = times.Seed, times.Duration, times.Settle
 		mixes = append(mixes, m)
 	}
-	return mixes
+	return append(mixes, EqualObjectives(0.6), EqualObjectives(0.9))
+}
+
+// EqualObjectives returns the mix E of research/evaluate: eight functions of 25 ms, each offered that part of an eighth of
+// its capacity on an H200.
+func EqualObjectives(level float64) Mix {
+	m := Mix{Name: fmt.Sprintf("E at %.0f %%", 100*level), Config: Config{Seed: 1, Duration: 10 * time.Second, Settle: 3 * time.Second}}
+	for _, f := range []struct {
+		model    string
+		capacity float64
+	}{
+		{"alexnet", 24000}, {"resnet50", 10750}, {"resnext50", 8830}, {"vgg16", 7200}, {"vgg19", 6370}, {"resnet152", 5180},
+		{"gnmt", 37800}, {"resnet50", 10750},
+	} {
+		m.Functions = append(m.Functions, evaluated(f.model, 25*time.Millisecond, level*f.capacity/8))
+	}
+	return m
 }
 
 // Random mixes run for this long.

@@ -121,19 +121,20 @@ func (f *Function) Need(rate float64) float64 {
 // Rules are what the tests break to see that the figures show it. The zero value is the
 // rule as it is.
 type Rules struct {
-	ChargeDemoted bool // demoted batches are charged
-	InvertLevels  bool // the longer the objective, the higher the level
-	NoBalance     bool // no work is demoted
-	NeverWait     bool // without a balance each request goes in a demoted batch at once
-	NoCaps        bool // with Turns batches are not capped
+	InvertLevels bool // the longer the objective, the higher the level
+	NoBalance    bool // no work is demoted
+	NeverWait    bool // without a balance each request goes in a demoted batch at once
+	NoCaps       bool // with Turns batches are not capped
+	NoTurns      bool // with Priorities batches of a level run next to each other
 }
 
 // Sharing is how batches of several functions share the device.
 type Sharing int
 
-// With Priorities the device runs the highest level first, as with MPS. The others are for a GPU without
-// MPS, on which a batch uses the whole device. With Slices each function that has batches gets an equal
-// part of the time. With Turns batches run one after the other, as libml orders them (shm.Turn).
+// With Priorities the device runs the highest level first, as with MPS, and batches of a level run one after the
+// other, as libml orders them (shm.Turn). The others are for a GPU without MPS, on which a batch uses the whole device.
+// With Slices each function that has batches gets an equal part of the time. With Turns batches of all levels run one
+// after the other.
 const (
 	Priorities Sharing = iota
 	Slices
@@ -190,6 +191,7 @@ func run(c Config, shared bool, part float64) ([]Result, error) {
 		return nil, fmt.Errorf("simulate sharing: duration %v is not longer than the %v before it is measured", c.Duration, c.Settle)
 	}
 	d := &device{part: part, sharing: c.Sharing}
+	turns := shared && (c.Sharing == Turns || c.Sharing == Priorities && !c.Rules.NoTurns)
 	var functions []*function
 	for i, f := range c.Functions {
 		s, err := newFunction(f, &c, d, i)
@@ -217,11 +219,11 @@ func run(c Config, shared bool, part float64) ([]Result, error) {
 				f.receive(now)
 				f.arrivals.advance()
 			}
-			if c.Sharing != Turns {
+			if !turns {
 				f.step(now)
 			}
 		}
-		if c.Sharing == Turns {
+		if turns {
 			takeTurns(functions, now)
 		}
 	}

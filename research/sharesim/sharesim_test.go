@@ -37,7 +37,6 @@ func TestGuarantees(t *testing.T) {
 		holds bool
 	}{
 		{"the rule", Rules{}, true},
-		{"demoted batches are charged", Rules{ChargeDemoted: true}, false},
 		{"inverted levels", Rules{InvertLevels: true}, false},
 		{"no balance", Rules{NoBalance: true}, false},
 		{"no request waits for the balance", Rules{NeverWait: true}, false},
@@ -51,6 +50,27 @@ func TestGuarantees(t *testing.T) {
 		}
 		if s.Functions < 10 {
 			t.Errorf("%s: %d functions are within their guarantees, want at least 10", c.name, s.Functions)
+		}
+	}
+}
+
+// Eight functions of equal objectives at 90 % of the device: batches of their level run one after the other. If they run
+// next to each other, all end late, and the functions with the longest batches lose.
+func TestTurnsOfLevel(t *testing.T) {
+	for _, c := range []struct {
+		rules             Rules
+		atLeast, lessThan float64 // of the worst function in time
+	}{{Rules{}, 0.8, 1}, {Rules{NoTurns: true}, 0, 0.5}} {
+		m := EqualObjectives(0.9)
+		m.Rules = c.rules
+		results, err := Run(m.Config)
+		must.OK(t, err)
+		worst := 1.0
+		for i := range results {
+			worst = min(worst, results[i].Share())
+		}
+		if worst < c.atLeast || worst >= c.lessThan {
+			t.Errorf("%+v: the worst function has %.3f in time, want %v to %v", c.rules, worst, c.atLeast, c.lessThan)
 		}
 	}
 }
