@@ -26,7 +26,7 @@ func simulateCommand(print printer) *cobra.Command {
 random ones of 2 to 12 functions with objectives of 5 to 100 ms, steps, bursts, silence and overload.
 The rule was tuned with seeds 1 to 200.
 
-With --sharing the GPU has no MPS (docs/adr/0031-turns-without-mps.md): "turns" runs batches one after the
+With --sharing the GPU has no MPS (docs/adr/0031-turns-on-a-gpu.md): "turns" runs batches one after the
 other, "slices" gives each function an equal part of the time.
 
 "within" are the functions with at least 300 requests while their true need was within their guarantee.
