@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// On a GPU without MPS the processes take turns (shm.Turns), if functions have guarantees. The
+// On a GPU the processes take turns (shm.Turns), if functions have guarantees. The
 // processes pass the turn on by themselves. The manager gives each process an entry, and passes on the
 // turn of a process that has ended or hangs.
 
