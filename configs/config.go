@@ -86,8 +86,6 @@ type Config struct {
 	// Text is what was read, not to be changed. Digest is its SHA-256, in hex.
 	Text   []byte
 	Digest string
-	// PolicySet reports whether the file has shares.policy.
-	PolicySet bool
 	// Lab is not part of the file: ReadLab reads it.
 	Lab Lab
 }

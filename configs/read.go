@@ -120,7 +120,6 @@ func (c *Config) decode(root document.Value) {
 	if root.Has("device") && root.Peek("device") != c.Device {
 		c.Device = DeviceAuto // it is invalid; suppress further errors about it
 	}
-	c.PolicySet = root.Find("shares").Has("policy")
 	reject := func(err error, path ...any) {
 		if err != nil {
 			root.Find(path...).Reject("%v", err)

@@ -51,7 +51,7 @@ func TestReferenceDefaults(t *testing.T) {
 	c, err := Read("reference.yaml")
 	must.OK(t, err)
 	want := Default()
-	want.File, want.Text, want.Digest, want.Functions, want.PolicySet = c.File, c.Text, c.Digest, c.Functions, true
+	want.File, want.Text, want.Digest, want.Functions = c.File, c.Text, c.Digest, c.Functions
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("reference.yaml says\n%+v, the defaults are\n%+v", c, want)
 	}

@@ -65,17 +65,3 @@ func TestUnused(t *testing.T) {
 		}
 	}
 }
-
-func TestPolicySet(t *testing.T) {
-	for text, want := range map[string]bool{
-		"":                                       false,
-		"shares: {interval: 1s}":                 false,
-		"shares: {policy: guarantee}":            true,
-		"shares: {interval: 1s, policy: gslice}": true,
-	} {
-		c, err := Decode("f.yaml", []byte(text+"\nfunctions: []\n"))
-		if err != nil || c.PolicySet != want {
-			t.Errorf("%q: %v, %v", text, c.PolicySet, err)
-		}
-	}
-}

@@ -98,9 +98,6 @@ func (fl *Fleet) dropWorkers() {
 func (fl *Fleet) noteRestart(c configs.Config) {
 	c.Functions, c.Workers = fl.cfg.Functions, slices.Concat(c.Workers, fl.file.leaving)
 	c.RuntimeDir, c.Log = fl.cfg.RuntimeDir, fl.cfg.Log // flags may have set these
-	if fl.fellBack && !c.PolicySet {
-		c.Shares.Policy = fl.cfg.Shares.Policy
-	}
 	fl.file.needRestart(configs.ChangedKeys(fl.cfg, c), fl.log)
 }
 

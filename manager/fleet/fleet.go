@@ -67,7 +67,6 @@ type Fleet struct {
 	generations  generations
 	orchestrator orchestrator
 	sharing      *sharing.Sharing
-	fellBack     bool // the policy is gslice because this GPU cannot hold the configured guarantees
 	faults       faults
 	file         configFile
 	recorder     recorder

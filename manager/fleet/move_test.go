@@ -481,11 +481,3 @@ func TestEditRemovesWorker(t *testing.T) {
 		}
 	})
 }
-
-// A GPU without working stream priorities would need shares, which workers do not have.
-func TestWorkersKeepGuarantees(t *testing.T) {
-	b := probedNode(t, &control.StreamPriorities{}, func(c *configs.Config) { c.Workers = []configs.Worker{cold} }, member("a", "cold", time.Second))
-	if b.cfg.Shares.Policy != configs.PolicyGuarantee || b.status("a").Worker != "cold" {
-		t.Errorf("policy %s, want guarantees for the worker", b.cfg.Shares.Policy)
-	}
-}

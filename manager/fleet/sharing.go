@@ -112,8 +112,6 @@ func (fl *Fleet) carryOut(a sharing.Action, now time.Duration) {
 		fl.sharing.Open(a.GPU)
 	case sharing.ForgetDevice:
 		fl.functions.eachInstance((*instance).forgetDevice)
-	case sharing.FallBack:
-		fl.fallBack()
 	case sharing.Log:
 		log := &fl.log
 		on(a.ID, func(in *instance) { log = &in.log })
@@ -135,16 +133,6 @@ func (in *instance) id() gslice.ID { return gslice.ID{IF: in.place.name, Instanc
 
 // change is how the function's share changes.
 func (f *function) change() configs.Change { return f.fleet.sharing.Change(&f.fleet.cfg, f.config) }
-
-// fallBack makes the policy gslice, because this GPU cannot hold the configured guarantees.
-func (fl *Fleet) fallBack() {
-	fl.cfg.Shares.Policy, fl.fellBack = configs.PolicyGSLICE, true
-	for _, f := range fl.functions {
-		if fl.cfg.Shares.Tune {
-			f.byHand = 0
-		}
-	}
-}
 
 // hosts reports whether a worker has processes, or is going to.
 func (list functions) hosts(worker string) (used bool) {

@@ -62,12 +62,8 @@ func (d *Decider) readDevice(o *control.Observed) {
 	first := !v.Known
 	v.Known, v.MPS = true, mps
 	d.logDevice(o)
-	if first && d.mustDivide(o) {
-		divided := *cfg
-		divided.Shares.Policy = configs.PolicyGSLICE
-		d.s.Config = &divided
-		d.do(FallBack{})
-		d.shares.reshape(prioritiesLack)
+	if first && d.takesTurns() && o.Device.PrioritiesFail() {
+		d.log(gslice.ID{}, zerolog.WarnLevel, "stream priorities do not hold between processes on this GPU and driver; batches of all functions run one after the other", nil)
 	}
 	v.noGroups = o.Device != nil && d.partitioned() > len(o.Device.GroupSMs)
 	for i := range d.s.Functions {
@@ -166,45 +162,6 @@ func (v *Device) lacksGroups() string {
 		return fmt.Sprintf("%v: the GPU has %d", partition.ErrTooMany, len(v.GPU.GroupSMs))
 	}
 	return v.GPU.Why
-}
-
-// prioritiesLack is why functions get shares without a policy in the configuration: guarantees need stream
-// priorities that hold between processes.
-const prioritiesLack = "stream priorities do not hold between processes on this GPU and driver"
-
-// mustDivide reports whether the functions have to get shares although the configuration names no
-// policy. It logs what the device lacks.
-func (d *Decider) mustDivide(o *control.Observed) bool {
-	cfg := d.s.Config
-	if !cfg.Guarantees() || o.Device == nil || !o.Device.PrioritiesFail() {
-		return false
-	}
-	log := func(level zerolog.Level, id gslice.ID, message string, fields map[string]any) {
-		if fields == nil {
-			fields = map[string]any{}
-		}
-		fields["why"] = prioritiesLack
-		d.log(id, level, message, fields)
-	}
-	switch {
-	case cfg.PolicySet:
-		log(zerolog.WarnLevel, gslice.ID{}, "functions are not protected from each other; set `shares: {policy: gslice}`", nil)
-		return false
-	case len(cfg.Workers) > 0:
-		log(zerolog.WarnLevel, gslice.ID{}, "functions are not protected from each other: workers do not go with `policy: gslice`", nil)
-		return false
-	}
-	divided := *cfg
-	divided.Shares.Policy = configs.PolicyGSLICE
-	all := configurations(d.s.Functions)
-	for i := range all {
-		if err := divided.FitShare(&all[i], all[:i]); err != nil {
-			log(zerolog.ErrorLevel, gslice.ID{IF: all[i].Name}, "functions are not protected from each other, and cannot have shares", map[string]any{"error": err.Error()})
-			return false
-		}
-	}
-	log(zerolog.WarnLevel, gslice.ID{}, "using `policy: gslice`", nil)
-	return true
 }
 
 // configurations are those of the functions that are not being removed.

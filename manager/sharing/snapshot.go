@@ -153,8 +153,6 @@ type (
 	// whose processes have ended.
 	Open         struct{ GPU *control.ObservedDevice }
 	ForgetDevice struct{}
-	// FallBack makes the policy gslice.
-	FallBack struct{}
 	// Log logs a message; the zero ID is the node.
 	Log struct {
 		ID      gslice.ID

@@ -162,7 +162,7 @@ func TestConfigurations(t *testing.T) {
 			}
 			// These fields name the differences between variants.
 			got.Shares = configs.Shares{}
-			got.Text, got.Digest, got.PolicySet = nil, "", false
+			got.Text, got.Digest = nil, ""
 			for i := range got.Functions {
 				got.Functions[i].SharePercent, got.Functions[i].InFlight = 0, 0
 			}

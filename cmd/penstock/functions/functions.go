@@ -231,7 +231,7 @@ func reasons(f *control.FunctionStatus) []string {
 		case control.UnprotectedByDevice:
 			all = append(all, "unprotected: the GPU has no MPS, so batches of all functions run one after the other, the most urgent first; a long batch delays others")
 		case control.UnprotectedByPriorities:
-			all = append(all, "unprotected: stream priorities do not hold between processes on this GPU and driver, so functions above their guarantees delay others; `policy: gslice` divides the GPU")
+			all = append(all, "unprotected: stream priorities do not hold between processes on this GPU and driver, so batches of all functions run one after the other, the most urgent first; a long batch delays others")
 		case control.UnprotectedByFramework:
 			all = append(all, "unprotected: its framework runs all work at one priority, so it delays others when it exceeds its guarantee")
 		}
