@@ -227,6 +227,11 @@ func TestTurnPerLevel(t *testing.T) {
 	if !other[0].Take(shm.Rank{}, 0) {
 		t.Error("the demoted batch kept its turn")
 	}
+	h.publish(2, h.picture(2), nil)
+	l.retryAt = never
+	if l.take(); !l.mayBegin() {
+		t.Error("with nothing in flight a batch is delayed, and would lose its place among those that wait")
+	}
 }
 
 // TestWorkerTurnEntry has a worker join with an entry, leave, and join with another one.

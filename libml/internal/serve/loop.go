@@ -279,7 +279,7 @@ func earliestDeadline(batch []batching.Request) int64 {
 // mayBegin reports whether a batch may begin now.
 func (l *loop) mayBegin() bool {
 	now := shm.Now()
-	if len(l.queue.Pending) == 0 || now < l.retryAt || l.flights.count > 0 && !l.gate.Joins(now, !l.guaranteed(now)) {
+	if len(l.queue.Pending) == 0 || l.flights.count > 0 && (now < l.retryAt || !l.gate.Joins(now, !l.guaranteed(now))) {
 		return false
 	}
 	l.queue.Elsewhere = l.moves.incomplete() // the first batch after the move runs next to the last one before it
