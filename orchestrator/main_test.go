@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
@@ -258,7 +259,7 @@ var largePages [][]byte
 // forever hangs without looking like a deadlock to the runtime.
 func forever() {
 	for {
-		time.Sleep(time.Hour)
+		unix.Pause()
 	}
 }
 

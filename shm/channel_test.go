@@ -264,6 +264,9 @@ func TestIndexWrap(t *testing.T) {
 	}
 }
 
+// linger lets another thread begin to wait, or not, or go on for a while: it differs with i.
+func linger(i int) { time.Sleep(time.Duration(i%5) * 100 * time.Microsecond) }
+
 func TestReceiveSleeps(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
@@ -275,7 +278,7 @@ func TestReceiveSleeps(t *testing.T) {
 			n, _ := p.channel.Receive(make([]uint32, 4), Now()+int64(patience))
 			done <- n
 		}()
-		time.Sleep(time.Duration(i%5) * 100 * time.Microsecond)
+		linger(i)
 		complete(c, 1)
 		if n := <-done; n != 1 {
 			t.Fatalf("received %d, want 1", n)
@@ -301,7 +304,7 @@ func TestWake(t *testing.T) {
 	soon(t, "Receive", func() {
 		for i := range 50 {
 			go func() {
-				time.Sleep(time.Duration(i%5) * 100 * time.Microsecond)
+				linger(i)
 				p.channel.Wake()
 			}()
 			if n, err := p.channel.Receive(make([]uint32, 1), 0); n != 0 || err != nil {
@@ -315,7 +318,7 @@ func TestClose(t *testing.T) {
 	for i := range 20 {
 		p := makePair(t, testGeometry)
 		go func() {
-			time.Sleep(time.Duration(i%5) * 100 * time.Microsecond)
+			linger(i)
 			p.channel.Close()
 		}()
 		soon(t, "Receive", func() {

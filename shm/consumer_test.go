@@ -21,7 +21,7 @@ func TestAcquireEpoch(t *testing.T) {
 		t.Fatal("acquired with another one's epoch")
 	}
 	go func() {
-		time.Sleep(time.Millisecond)
+		linger(4)
 		p.channel.SetEpoch(3)
 	}()
 	acquire(t, c)
@@ -45,7 +45,7 @@ func TestAcquireOldOwner(t *testing.T) {
 	wantSlots(t, "taken by the old one", take(old), 1, 2) // its last batch
 	complete(old, 1, 2)
 	go func() {
-		time.Sleep(time.Millisecond)
+		linger(4)
 		old.Release()
 	}()
 	acquire(t, next)
@@ -165,10 +165,9 @@ func TestInterrupt(t *testing.T) {
 	owner, shadow := p.owner(t, 1), p.consumer(t, 2)
 	soon(t, "Wait and Acquire", func() {
 		for i := range 50 {
-			pause := func() { time.Sleep(time.Duration(i%5) * 100 * time.Microsecond) }
-			go func() { pause(); owner.Interrupt() }()
+			go func() { linger(i); owner.Interrupt() }()
 			owner.Wait(0)
-			go func() { pause(); shadow.Interrupt() }()
+			go func() { linger(i); shadow.Interrupt() }()
 			if ok, err := shadow.Acquire(0); ok || err != nil {
 				t.Errorf("acquire: %v, %v", ok, err)
 			}
@@ -190,7 +189,7 @@ func TestWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p.channel.SetEpoch(1)
 			acquire(t, c)
-			go func() { time.Sleep(time.Millisecond); cause() }()
+			go func() { linger(4); cause() }()
 			soon(t, "Wait", func() { c.Wait(0) })
 			take(c)
 		})

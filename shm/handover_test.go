@@ -222,19 +222,12 @@ func TestKillsUnderLoad(t *testing.T) {
 		child.readLine(t)
 		s.channel.SetEpoch(generation)
 		s.until("the next owner", func() bool { return s.lastBy.Load() == generation })
-		time.Sleep(time.Duration(generation) * 100 * time.Microsecond)
+		linger(int(generation))
 		child.kill()
 		s.channel.Disown(generation)
 		// What the owner had flushed is received first; after that, what it
 		// started is lost.
-		for settled := s.answered.Load(); ; {
-			time.Sleep(5 * time.Millisecond)
-			if now := s.answered.Load(); now == settled {
-				break
-			} else {
-				settled = now
-			}
-		}
+		wait.Still(t, "the number of answers", 5*time.Millisecond, s.answered.Load)
 		for slot := range testGeometry.Slots {
 			if stage, of := s.channel.Stage(slot); stage == StageStarted && of == generation {
 				if s.channel.Withdraw(slot) == nil {

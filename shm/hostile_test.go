@@ -212,7 +212,7 @@ func TestCloseRandomBytes(t *testing.T) {
 				}
 			}
 		}()
-		time.Sleep(time.Millisecond)
+		linger(4)
 		p.channel.Wake()
 		soon(t, "Close", func() {
 			p.channel.Close()

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -160,12 +159,11 @@ func (b *bed) datagram(link frame.Link, from netip.AddrPort, to netip.AddrPort, 
 
 // inject puts frames on the wire, in order, and waits for room.
 func (b *bed) inject(queue int, frames ...[]byte) {
-	for len(frames) > 0 && !b.stop.Load() {
+	wait.Until(func() bool {
 		n, _ := b.wire.Put(b.pool, queue, frames...)
-		if frames = frames[n:]; len(frames) > 0 {
-			time.Sleep(50 * time.Microsecond)
-		}
-	}
+		frames = frames[n:]
+		return len(frames) == 0 || b.stop.Load()
+	})
 }
 
 // send sends payloads from a client to a source.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/datapath/dpdk/frame"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // A sender of frames that no function takes, faster than the group's thread handles them,
@@ -21,15 +22,12 @@ func TestStraysUnread(t *testing.T) {
 	func() {
 		b.senders[0].mu.Lock() // the group's own thread gets no further than the first
 		defer b.senders[0].mu.Unlock()
-		for put, deadline := 0, time.Now().Add(ingesttest.Patience); put < 3000; {
-			n, err := b.wire.Put(b.pool, 0, stray)
-			if put += n; err == nil {
-				continue
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("after %d strays: %v", put, err)
-			}
-			time.Sleep(100 * time.Microsecond)
+		for put := 0; put < 3000; {
+			wait.For(t, "room on the wire", func() bool {
+				n, err := b.wire.Put(b.pool, 0, stray)
+				put += n
+				return err == nil
+			})
 		}
 		b.send(s, client4, []byte("a function's"))
 		release(s, ingesttest.Receive(t, s, 1, 1)...)

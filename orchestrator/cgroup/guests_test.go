@@ -74,13 +74,8 @@ func TestGuestGroup(t *testing.T) {
 
 	must.OK(t, g.Freeze(true))
 	// With a normal priority, processes that are not frozen would run now.
-	_ = g.Prioritize(budget.MinLevel) // without the controller they have it already
-	var before time.Duration
-	wait.For(t, "the frozen group's CPU time to stay the same", func() bool { // its last switch may count late
-		before = g.CPUTime()
-		time.Sleep(100 * time.Millisecond)
-		return g.CPUTime() == before
-	})
+	_ = g.Prioritize(budget.MinLevel)                                                       // without the controller they have it already
+	before := wait.Still(t, "the frozen group's CPU time", 100*time.Millisecond, g.CPUTime) // its last switch may count late
 	must.OK(t, g.Freeze(false))
 	wait.For(t, "CPU time after thawing", func() bool { return g.CPUTime() > before })
 

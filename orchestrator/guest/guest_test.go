@@ -319,12 +319,7 @@ func TestPause(t *testing.T) {
 	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
 	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
 	wait.For(t, "its processes to stop", func() bool { return states(group) == "TT" })
-	var before time.Duration
-	wait.For(t, "the paused guest's CPU time to stay the same", func() bool { // the clock may tick late
-		before = group.CPUTime()
-		time.Sleep(100 * time.Millisecond)
-		return group.CPUTime() == before
-	})
+	before := wait.Still(t, "the paused guest's CPU time", 100*time.Millisecond, group.CPUTime) // the clock may tick late
 	order(control.GuestOrder{Resume: "sh"}, control.GuestRunning)
 	wait.For(t, "CPU time after resume", func() bool { return group.CPUTime() > before })
 	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
@@ -910,7 +905,7 @@ func unmapEnvironment() {
 	}
 	fmt.Println("unmapped")
 	for {
-		time.Sleep(time.Hour)
+		unix.Pause()
 	}
 }
 

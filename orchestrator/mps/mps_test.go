@@ -149,23 +149,14 @@ func kill(t *testing.T, pid int) {
 func stop(t *testing.T, pid int) {
 	t.Helper()
 	must.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	wait.For(t, "all threads to stop", func() bool {
 		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		running := 0
-		for _, path := range threads {
+		return len(threads) > 0 && !slices.ContainsFunc(threads, func(path string) bool {
 			stat, err := os.ReadFile(path)
 			_, state, _ := strings.Cut(string(stat), ") ")
-			if err == nil && !strings.HasPrefix(state, "T") {
-				running++
-			}
-		}
-		if len(threads) > 0 && running == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("of %d threads of process %d, %d do not stop", len(threads), pid, running)
-		}
-	}
+			return err == nil && !strings.HasPrefix(state, "T")
+		})
+	})
 }
 
 func TestDaemon(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -118,15 +119,12 @@ const fragmentBytes = wire.DefaultFragmentBytes
 func (h *host) send(frames ...[]byte) {
 	h.t.Helper()
 	for _, f := range frames {
-		for {
-			_, err := unix.Write(h.fd, f)
-			if errors.Is(err, unix.ENOBUFS) {
-				time.Sleep(100 * time.Microsecond)
-				continue
-			}
-			must.OK(h.t, err)
-			break
-		}
+		var err error
+		wait.For(h.t, "room for a frame", func() bool {
+			_, err = unix.Write(h.fd, f)
+			return !errors.Is(err, unix.ENOBUFS)
+		})
+		must.OK(h.t, err)
 	}
 }
 

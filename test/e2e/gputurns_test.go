@@ -92,12 +92,7 @@ func TestGPUTurnKilled(t *testing.T) {
 	active, shadow := nodetest.Serving(t, nd, "bad")
 	answered, stopped := keepBusy(t, nd)
 	// If the batch is only slow, the process is killed earlier, which does no harm.
-	const quiet = time.Second
-	for last, since := answered.Load(), time.Now(); time.Since(since) < quiet; time.Sleep(10 * time.Millisecond) {
-		if now := answered.Load(); now != last {
-			last, since = now, time.Now()
-		}
-	}
+	wait.Still(t, "the number of answers", time.Second, answered.Load)
 	stopped.Store(true)
 	kept := keptGPU(log, active.PID) // as others warmed up, on a busy machine
 	nodetest.Kill(t, active.PID)

@@ -173,12 +173,7 @@ func TestGuest(t *testing.T) {
 		}
 		wait.For(t, "CPU time", func() bool { return spent() > 0 })
 		order(t, nd, "pause", "busy")
-		var before int64
-		wait.For(t, "the paused guest's CPU time to stay the same", func() bool { // it may count late
-			before = spent()
-			time.Sleep(100 * time.Millisecond)
-			return spent() == before
-		})
+		before := wait.Still(t, "the paused guest's CPU time", 100*time.Millisecond, spent) // it may count late
 		if list := guests(t, nd); list[0].State != control.GuestPaused || !strings.HasPrefix(list[0].Command, "sh -c echo there") {
 			t.Errorf("listed as %+v", list[0])
 		}

@@ -113,16 +113,14 @@ func pids(t *testing.T, nd *node.Node) (own, functions []int) {
 	return own, functions
 }
 
-// steadyPIDs waits until pids stays the same, in case the node still starts a process.
+// steadyPIDs returns pids when it stays the same, in case the node still starts a process.
 func steadyPIDs(t *testing.T, nd *node.Node) (own, functions []int) {
 	t.Helper()
-	wait.For(t, "the node's processes to stay the same", func() bool {
-		own, functions = pids(t, nd)
-		time.Sleep(100 * time.Millisecond)
-		o, f := pids(t, nd)
-		return slices.Equal(o, own) && slices.Equal(f, functions)
+	both := wait.Still(t, "the node's processes", 100*time.Millisecond, func() [2][]int {
+		own, functions := pids(t, nd)
+		return [2][]int{own, functions}
 	})
-	return own, functions
+	return both[0], both[1]
 }
 
 // TestPause stops a part of a node, or all of it, as a debugger, a freezer or a paused

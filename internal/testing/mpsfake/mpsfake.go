@@ -27,6 +27,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 const (
@@ -79,7 +81,7 @@ func Build() (remove func(), err error) {
 		return nil, fmt.Errorf("build fake MPS: %w", err)
 	}
 	built = filepath.Join(dir, "program")
-	const source = "github.com/penstock/penstock/internal/testing/mpsfake/program"
+	const source = "github.com/penstock/penstock/internal/testing/mpsprogram"
 	if out, err := exec.Command("go", "build", "-o", built, source).CombinedOutput(); err != nil {
 		os.RemoveAll(dir)
 		return nil, fmt.Errorf("build fake MPS: %w: %s", err, out)
@@ -353,9 +355,7 @@ func (s *servers) answer(w io.Writer, command string) {
 			o.stdin.Close()
 		}
 		s.mu.Unlock()
-		for len(func() []*one { s.mu.Lock(); defer s.mu.Unlock(); return s.list }()) > 0 {
-			time.Sleep(time.Millisecond)
-		}
+		wait.Until(func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.list) == 0 })
 		os.Exit(0)
 	default:
 		fmt.Fprintf(w, "Unknown command: %s\n", command)

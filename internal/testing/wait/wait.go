@@ -2,6 +2,7 @@
 package wait
 
 import (
+	"reflect"
 	"testing"
 	"time"
 )
@@ -15,6 +16,19 @@ func For(t testing.TB, what string, fact func() bool) {
 	if !Until(fact) {
 		t.Fatalf("waited %s for %s", Patience, what)
 	}
+}
+
+// Still polls until the value has been the same for a time, and returns it.
+func Still[V any](t testing.TB, what string, lasts time.Duration, value func() V) V {
+	t.Helper()
+	last, since := value(), time.Now()
+	For(t, what+" to stay the same", func() bool {
+		if now := value(); !reflect.DeepEqual(now, last) {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) >= lasts
+	})
+	return last
 }
 
 // Until polls until fact returns true, and reports whether that took less than Patience. Goroutines other than

@@ -22,6 +22,12 @@ func TestFor(t *testing.T) {
 			t.Errorf("waited %s for a second", took)
 		}
 
+		began = time.Now()
+		seconds := func() int { return min(3, int(time.Since(began).Seconds())) }
+		if got := Still(t, "the clock", 1500*time.Millisecond, seconds); got != 3 {
+			t.Errorf("the clock stayed at %d, want 3", got)
+		}
+
 		defer func() {
 			if got := recover(); got != "waited 1m30s for nothing" {
 				t.Errorf("failed with %v", got)

@@ -196,12 +196,11 @@ func TestLoadFails(t *testing.T) {
 				return strings.HasSuffix(n.Reason, errFake.Error()) && n.State == control.Active
 			})
 			w.fakes["face"].fail(nil)
-			for slot, deadline := uint32(10), time.Now().Add(patience); w.ask("face", slot%64) != wire.StatusOK; slot++ {
-				if time.Now().After(deadline) {
-					t.Fatal("the model is not loaded again")
-				}
-				time.Sleep(time.Millisecond)
-			}
+			slot := uint32(9)
+			wait.For(t, "the model to be loaded again", func() bool {
+				slot++
+				return w.ask("face", slot%64) == wire.StatusOK
+			})
 			w.await(w.members["face"], func(n control.Notice) bool { return n.Reason == "" })
 		})
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
@@ -328,9 +329,9 @@ func TestWarmUpTurn(t *testing.T) {
 		return nil
 	}
 	take := func() {
-		for !a.Take(shm.Now(), lane.Job{Deadline: shm.Now() + int64(time.Second), Batch: time.Microsecond, Requests: 1}) {
-			time.Sleep(time.Microsecond)
-		}
+		wait.For(t, "the turn", func() bool {
+			return a.Take(shm.Now(), lane.Job{Deadline: shm.Now() + int64(time.Second), Batch: time.Microsecond, Requests: 1})
+		})
 		running.Add(1)
 	}
 	done := make(chan struct{})

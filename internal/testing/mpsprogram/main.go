@@ -1,4 +1,4 @@
-// Program is the fake programs of package mpsfake. The name that it runs under
+// Mpsprogram is the fake programs of package mpsfake. The name that it runs under
 // selects one.
 package main
 
