@@ -181,9 +181,7 @@ func TestBadNetwork(t *testing.T) {
 	pictures := make([][]byte, n)
 	for i := range pictures {
 		pictures[i] = picture(sizes[i%len(sizes)], uint64(i))
-		if _, err := c.Send(pictures[i], client.RequestOptions{Tag: uint64(i)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Send(pictures[i], client.RequestOptions{Tag: uint64(i)}))(t)
 	}
 	for tag, r := range e.wait(t, n) {
 		if r.Err != nil || r.Status != client.StatusOK || !bytes.Equal(r.Payload, pictures[tag]) {
@@ -323,9 +321,7 @@ func TestLargeAnswer(t *testing.T) {
 			conn := dial(t, relay.Addr(), client.Options{Timeout: patience, MaxResultBytes: c.bytes, Deliver: e.deliver})
 			const n = 2 // the answers share the buffer
 			for i := range n {
-				if _, err := conn.Send([]byte{byte(i)}, client.RequestOptions{Tag: uint64(i)}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(conn.Send([]byte{byte(i)}, client.RequestOptions{Tag: uint64(i)}))(t)
 			}
 			for tag, r := range e.wait(t, n) {
 				if r.Err != nil || !bytes.Equal(r.Payload, large) {
@@ -349,9 +345,7 @@ func TestRepeatedAnswers(t *testing.T) {
 	c := dial(t, relay.Addr(), client.Options{Deliver: e.deliver, ResendAfter: patience})
 	const n = 50
 	for i := range n {
-		if _, err := c.Send(picture(100+100*i, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Send(picture(100+100*i, uint64(i)), client.RequestOptions{Tag: uint64(i)}))(t)
 	}
 	e.wait(t, n)
 	wait.For(t, "every repeated datagram is counted", func() bool {
@@ -378,9 +372,7 @@ func TestCreditLimit(t *testing.T) {
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: maxInFlight, ResendAfter: patience})
 	const n = 300
 	for i := range n {
-		if _, err := c.Send(picture(100, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Send(picture(100, uint64(i)), client.RequestOptions{Tag: uint64(i)}))(t)
 	}
 	// Batches of all sizes are answered at once. Each answer frees the slot of its request.
 	for done := 0; done < n; {
@@ -412,9 +404,7 @@ func TestProbe(t *testing.T) {
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 1})
 	const n = 20
 	for i := range n {
-		if _, err := c.Send(picture(10, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Send(picture(10, uint64(i)), client.RequestOptions{Tag: uint64(i)}))(t)
 	}
 	for tag, r := range e.wait(t, n) {
 		want := client.StatusOK
@@ -481,9 +471,7 @@ func TestProof(t *testing.T) {
 		e := newEnds()
 		c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, ResendAfter: 20 * time.Millisecond})
 		for i := range uint64(2) {
-			if _, err := c.Send(picture(10, i), client.RequestOptions{Tag: i}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Send(picture(10, i), client.RequestOptions{Tag: i}))(t)
 		}
 		first, second := <-requests, <-requests
 		ok := wire.Result{Status: wire.StatusOK, Cookie: cookie}
@@ -548,9 +536,7 @@ func TestExtension(t *testing.T) {
 		// The wait is subtracted.
 		{client.RequestOptions{Deadline: day, Intended: time.Now().Add(time.Hour - day)}, true, func(d time.Duration) bool { return d > 0 && d <= time.Hour }},
 	} {
-		if _, err := c.Do(context.Background(), picture(3000, 1), c2.o); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Do(context.Background(), picture(3000, 1), c2.o))(t)
 		q := <-seen
 		if q.Extended != c2.extended || q.Extension.Priority != c2.o.Priority || !c2.check(q.Extension.Deadline) {
 			t.Errorf("%+v: the manager saw %+v, extended %v", c2.o, q.Extension, q.Extended)
@@ -567,9 +553,7 @@ func TestTimeout(t *testing.T) {
 		e := newEnds()
 		c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 2, Timeout: timeout, ResendAfter: patience})
 		for i := range 5 {
-			if _, err := c.Send(picture(2000, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Send(picture(2000, uint64(i)), client.RequestOptions{Tag: uint64(i)}))(t)
 		}
 		slow := false
 		for tag, r := range e.wait(t, 5) {
@@ -600,9 +584,7 @@ func TestSendErrors(t *testing.T) {
 			t.Errorf("%d bytes: got %v", size, err)
 		}
 	}
-	if _, err := c.Send([]byte{1}, client.RequestOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Send([]byte{1}, client.RequestOptions{}))(t)
 	wait.For(t, "the first is in flight", func() bool { return c.Stats().Datagrams == 1 })
 	for i := range 3 {
 		want := error(nil)
@@ -626,9 +608,7 @@ func TestClose(t *testing.T) {
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 3})
 	const n = 20
 	for i := range n {
-		if _, err := c.Send(picture(50_000, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Send(picture(50_000, uint64(i)), client.RequestOptions{Tag: uint64(i)}))(t)
 	}
 	waiting := make(chan error)
 	go func() {
@@ -688,9 +668,7 @@ func TestManagerRestart(t *testing.T) {
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 	at := m.Addr()
 	c := dial(t, at, client.Options{ResendAfter: 2 * time.Millisecond})
-	if _, err := c.Do(context.Background(), picture(1, 1), client.RequestOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Do(context.Background(), picture(1, 1), client.RequestOptions{}))(t)
 	m.Close()
 	waiting := make(chan error, 1)
 	go func() {
@@ -813,9 +791,7 @@ func TestDeliverMaySend(t *testing.T) {
 		}
 	}})
 	close(ready)
-	if _, err := c.Send([]byte{1}, client.RequestOptions{Tag: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Send([]byte{1}, client.RequestOptions{Tag: 1}))(t)
 	select {
 	case <-done:
 	case <-time.After(patience):
@@ -852,9 +828,7 @@ func TestClientDropsLateRequests(t *testing.T) {
 	}, clienttest.ManagerOptions{})
 	ends := make(chan client.Result, 10)
 	c := dial(t, m.Addr(), client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) { ends <- *r }})
-	if _, err := c.Do(t.Context(), make([]byte, 1), client.RequestOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Do(t.Context(), make([]byte, 1), client.RequestOptions{}))(t)
 	send := func(bytes int, o client.RequestOptions) uint32 {
 		t.Helper()
 		id, err := c.Send(make([]byte, bytes), o)
@@ -907,9 +881,7 @@ func TestObjectiveIsTheDeadline(t *testing.T) {
 		{"objective unknown", client.RequestOptions{}, 0, 0},
 		{"objective", client.RequestOptions{Intended: time.Now().Add(-time.Minute)}, objective - 2*time.Minute, objective - time.Minute},
 	} {
-		if _, err := c.Do(t.Context(), []byte{1}, row.options); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Do(t.Context(), []byte{1}, row.options))(t)
 		if e := <-got; e.Deadline < row.from || e.Deadline > row.to {
 			t.Errorf("%s: the manager received a deadline of %v, want %v to %v", row.name, e.Deadline, row.from, row.to)
 		}

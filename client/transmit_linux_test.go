@@ -113,9 +113,7 @@ func TestTrainsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	picture := bytes.Repeat([]byte("pixel"), 1000)
-	if _, err := c.Send(picture, RequestOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Send(picture, RequestOptions{}))(t)
 	got := make([]byte, len(picture))
 	room := make([]byte, 2048)
 	_ = to.SetReadDeadline(time.Now().Add(30 * time.Second))

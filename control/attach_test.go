@@ -213,9 +213,7 @@ func TestAttachStrangers(t *testing.T) {
 			must.OK(t, err)
 			defer conn.Close()
 			if c.packet != "" {
-				if _, err := conn.Write([]byte(c.packet)); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(conn.Write([]byte(c.packet)))(t)
 			}
 			answer := make([]byte, maxAttachedBytes)
 			n, err := conn.Read(answer) // waits for the refusal
@@ -243,9 +241,7 @@ func TestAttachDropsDescriptors(t *testing.T) {
 	must.OK(t, err)
 	must.OK(t, mine.link.Send(Report{}, w))
 	w.Close()
-	if _, err := theirs.ReadReport(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(theirs.ReadReport())(t)
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF { // otherwise a copy of w is still open
 		t.Errorf("got %v, want io.EOF", err)
 	}
@@ -257,9 +253,7 @@ func TestReadReportErrors(t *testing.T) {
 		t.Run(packet[:3], func(t *testing.T) {
 			invariants(t)
 			theirs, mine := attached(t)
-			if _, err := mine.link.Write([]byte(packet)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(mine.link.Write([]byte(packet)))(t)
 			if _, err := theirs.ReadReport(); !errors.Is(err, ErrBadMessage) && !errors.Is(err, ErrTooLong) {
 				t.Errorf("got %v", err)
 			}

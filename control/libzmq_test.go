@@ -167,9 +167,7 @@ func TestLibzmqRefused(t *testing.T) {
 			publish(t, m, desired("m", 1))
 			bad := startLibzmq(t, "connect", dir, c.arguments...)
 			if c.send != "" {
-				if _, err := io.WriteString(bad.stdin, c.send+"\n"); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(io.WriteString(bad.stdin, c.send+"\n"))(t)
 			}
 			eventually(t, "the log says "+c.want, func() bool { return log.count(c.want) > 0 })
 			o := dial(t, dir, zerolog.Nop())

@@ -218,9 +218,7 @@ func TestListenStaleSocket(t *testing.T) {
 	must.OK(t, err)
 	l.SetUnlinkOnClose(false) // as after kill -9
 	l.Close()
-	if _, err := os.Stat(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(os.Stat(path))(t)
 	m, o := listen(t, dir, zerolog.Nop()), dial(t, dir, zerolog.Nop())
 	publish(t, m, desired("m", 1))
 	waitState(t, o.Desired(), func(d Desired) bool { return d.Seq == 1 })
@@ -352,9 +350,7 @@ func TestLinkBadMessages(t *testing.T) {
 			var log logged
 			m := listen(t, dir, log.logger())
 			_, conn := dialStranger(t, dir)
-			if _, err := conn.Write(c.raw); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(conn.Write(c.raw))(t)
 			eventually(t, "the log says "+c.want, func() bool { return log.count(c.want) == 1 })
 			// An honest peer can connect afterwards.
 			o := dial(t, dir, zerolog.Nop())
@@ -523,9 +519,7 @@ func TestPublishInvalid(t *testing.T) {
 func FuzzDecodeStates(f *testing.F) {
 	for _, s := range []any{desired("m", 1), observed(1)} {
 		b, err := json.Marshal(s)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.OK(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte(`{"version":11}`))

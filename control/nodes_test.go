@@ -23,9 +23,7 @@ func listenNode(t *testing.T, dir string) (end func()) {
 // register lets clients find a node through the default folder place.
 func register(t *testing.T, place, dir string) {
 	t.Helper()
-	if _, err := registerNode(filepath.Join(place, nodesDir), dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(registerNode(filepath.Join(place, nodesDir), dir))(t)
 }
 
 func TestFindNode(t *testing.T) {

@@ -192,9 +192,7 @@ func TestOverdueRouse(t *testing.T) {
 				sleep = 20 * time.Millisecond
 			}
 			until := shm.Now() + int64(sleep)
-			if _, err := channel.Receive(make([]uint32, 1), until); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(channel.Receive(make([]uint32, 1), until))(t)
 			if slept := shm.Now() >= until; slept != row.patient {
 				t.Errorf("the thread slept on: %v, want %v", slept, row.patient)
 			}

@@ -54,9 +54,7 @@ func TestOverrun(t *testing.T) {
 			t.Fatalf("%d requests were shed of %d, want %d", p.Requests().Shed, total, shed)
 		}
 		for ; left < clients*512; left++ {
-			if _, err := all[total%clients].Send(picture, client.RequestOptions{Deadline: datapathtest.Patience}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(all[total%clients].Send(picture, client.RequestOptions{Deadline: datapathtest.Patience}))(t)
 			total++
 		}
 		<-ended

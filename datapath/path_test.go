@@ -269,9 +269,7 @@ func TestExtraTime(t *testing.T) {
 	patient, err := client.Dial(t.Context(), b.LocalAddr().String(), client.Options{Timeout: datapathtest.Patience})
 	must.OK(t, err)
 	defer patient.Close()
-	if _, err := patient.Send(datapathtest.Picture(1), client.RequestOptions{Deadline: time.Minute}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(patient.Send(datapathtest.Picture(1), client.RequestOptions{Deadline: time.Minute}))(t)
 	b.eventually("the patient request is published", func() bool { return b.InFlight() == 1 })
 	if left := q.Oldest() - runclock.Now(); left < 40*time.Second || left > 50*time.Second {
 		t.Errorf("the patient request begins to wait in %v, want 50 s less the transit", left)

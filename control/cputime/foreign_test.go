@@ -59,9 +59,7 @@ func TestForeignTree(t *testing.T) {
 	defer child.Wait()
 	defer in.Close()
 	f := Foreign{root: child.Process.Pid}
-	if _, err := f.Part(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.Part())(t)
 	out.Read(make([]byte, 1))
 	own := treeTime(os.Getpid())
 	if tree := treeTime(f.root); tree == 0 || tree > own {

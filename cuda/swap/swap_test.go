@@ -306,9 +306,7 @@ func (h *harness) takeOutside(bytes int64) {
 	defer f.Close()
 	slot := binary.NativeEndian.AppendUint64(nil, uint64(os.Getpid())) // and 4 bytes of padding
 	slot = binary.NativeEndian.AppendUint64(slot, uint64(bytes))
-	if _, err := f.WriteAt(slot, 0); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(f.WriteAt(slot, 0))(h.t)
 }
 
 // Guests take turns while a function has memory, and run at once when it has given it back.

@@ -274,9 +274,7 @@ func TestSeveralBindFirst(t *testing.T) {
 	c.send([]byte("late"))
 	polls := []unix.PollFd{{Fd: int32(s.socket), Events: unix.POLLIN}}
 	timeout := unix.NsecToTimespec(int64(ingesttest.Patience))
-	if _, err := ppoll(polls, &timeout); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(ppoll(polls, &timeout))(t)
 	if n, _, err := unix.Recvfrom(s.socket, b[:], unix.MSG_DONTWAIT); err != nil || string(b[:n]) != "late" {
 		t.Errorf("received %q, %v", b[:n], err)
 	}

@@ -144,9 +144,7 @@ func TestShedAllocations(t *testing.T) {
 	batch := make([]ingest.Datagram, 16)
 	spans := make([]ingest.Span, 1)
 	if allocations := testing.AllocsPerRun(100, func() {
-		if _, err := c.Write(fragment); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Write(fragment))(t)
 		n, err := s.Receive(batch, shm.Now()+int64(ingesttest.Patience))
 		if n != 1 || err != nil || !batch[0].Shed {
 			t.Fatal(n, err, batch[0])

@@ -100,13 +100,9 @@ func (m *mosquitto) subscribe(t *testing.T) *subscriber {
 	}})
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if _, err := client.Connect(ctx, &paho.Connect{ClientID: "test", CleanStart: true, UsernameFlag: true, Username: "me", PasswordFlag: true, Password: []byte("pass-word")}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.Connect(ctx, &paho.Connect{ClientID: "test", CleanStart: true, UsernameFlag: true, Username: "me", PasswordFlag: true, Password: []byte("pass-word")}))(t)
 	t.Cleanup(func() { _ = client.Disconnect(&paho.Disconnect{}) })
-	if _, err := client.Subscribe(ctx, &paho.Subscribe{Subscriptions: []paho.SubscribeOptions{{Topic: "#", QoS: 1}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.Subscribe(ctx, &paho.Subscribe{Subscriptions: []paho.SubscribeOptions{{Topic: "#", QoS: 1}}}))(t)
 	return s
 }
 

@@ -134,9 +134,7 @@ func TestDelay(t *testing.T) {
 		d.Close()
 	}).Stop()
 	for n := range frames {
-		if _, err := write.Write(videotest.Pixels(n)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(write.Write(videotest.Pixels(n)))(t)
 		f, err := d.Next()
 		if stalled.Load() {
 			t.Fatalf("frame %d did not come before the next one was sent", n)

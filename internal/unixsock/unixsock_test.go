@@ -61,9 +61,7 @@ func temporary(t *testing.T, contents ...string) (files []*os.File) {
 		f, err := os.Create(filepath.Join(t.TempDir(), fmt.Sprint(i)))
 		must.OK(t, err)
 		t.Cleanup(func() { f.Close() })
-		if _, err := f.WriteString(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.WriteString(text))(t)
 		files = append(files, f)
 	}
 	return files

@@ -152,9 +152,7 @@ func TestInvalidInputs(t *testing.T) {
 		Height: 4, Width: 4, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW,
 		Mean: []float32{1, 2, 3}, Std: []float32{1, 2, 3},
 	}
-	if _, err := New(sound, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(New(sound, nil))(t)
 	for name, spoil := range map[string]func(in *models.Input){
 		"wire type":       func(in *models.Input) { in.WireType = "u16" },
 		"tensor type":     func(in *models.Input) { in.TensorType = "" },

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/null"
@@ -30,13 +31,9 @@ func TestSuiteOnFake(t *testing.T) {
 
 func TestPTXSource(t *testing.T) {
 	source, err := os.ReadFile("null.cu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ptx, err := os.ReadFile("null.ptx")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	first, _, _ := strings.Cut(string(ptx), "\n")
 	if hash := fmt.Sprintf("%x", sha256.Sum256(source)); !strings.HasSuffix(first, "sha256 "+hash) {
 		t.Errorf("null.ptx begins with %q; null.cu has %s: run `make ptx`", first, hash)

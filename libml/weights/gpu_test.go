@@ -25,6 +25,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
 
@@ -64,9 +65,7 @@ func noise(t *testing.T) []byte {
 	t.Helper()
 	b := make([]byte, 2*chunkBytes+12345)
 	r := rand.NewChaCha8([32]byte{1})
-	if _, err := r.Read(b); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.Read(b))(t)
 	return b
 }
 
@@ -77,9 +76,7 @@ func TestMap(t *testing.T) {
 	h := hold(t, dir, loading(), nil)
 	m := NewMappings(h.socket)
 	at, loaded, err := m.Map(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if loaded.Bytes != int64(len(want)) || !bytes.Equal(cuda.Bytes(at, len(want)), want) {
 		t.Errorf("other weights: %+v", loaded)
 	}
@@ -115,9 +112,7 @@ func TestUnmapFreesMemory(t *testing.T) {
 	if _, _, err := m.Map(fileOf(t, dir, "weights", []byte("weights"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Close())
 	h.files(0)
 }
 
@@ -141,20 +136,14 @@ func TestOtherUsers(t *testing.T) {
 		t.Skip("only root can be another user")
 	}
 	dir, err := os.MkdirTemp("", "w")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	h := hold(t, dir, Options{}, new(memfds))
 	file := fileOf(t, dir, "weights", []byte("weights"))
 	program, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	asks := filepath.Join(dir, "asks")
-	if err := errors.Join(os.WriteFile(asks, program, 0o755), os.Chmod(asks, 0o755), os.Chmod(dir, 0o755), os.Chmod(h.socket, 0o666), os.Chmod(file, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(asks, program, 0o755), os.Chmod(asks, 0o755), os.Chmod(dir, 0o755), os.Chmod(h.socket, 0o666), os.Chmod(file, 0o644)))
 	cmd := exec.Command(asks, "ask", h.socket, file)
 	cmd.Dir = dir
 	const nobody = 65534
@@ -171,13 +160,9 @@ func TestOtherUsers(t *testing.T) {
 func TestKilledServer(t *testing.T) {
 	dir := t.TempDir()
 	file, socket, pidFile := fileOf(t, dir, "weights", []byte("weights")), filepath.Join(dir, "w.sock"), filepath.Join(dir, "loader")
-	if err := unix.Mkfifo(pidFile, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mkfifo(pidFile, 0o600))
 	server := exec.Command(os.Args[0], "hold", socket, "/bin/sh", "-c", `echo $$ >"$0" && exec sleep 1000`, pidFile)
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, server.Start())
 	got := make(chan error, 1)
 	go func() {
 		for {
@@ -203,17 +188,11 @@ func TestKilledServer(t *testing.T) {
 		t.Fatalf("no loader was started within %v", patience)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(output)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	loader, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(loader)
-	if err := server.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, server.Process.Kill())
 	if err := <-got; err == nil || !strings.Contains(err.Error(), "without an answer") {
 		t.Errorf("the process gets %v", err)
 	}
@@ -285,13 +264,9 @@ func bound(t *testing.T) *cuda.Context {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	c, err := openFirst()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
-	if err := c.Bind(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Bind())
 	return c
 }
 
@@ -302,9 +277,7 @@ func TestHostMemory(t *testing.T) {
 	var files []*Resident
 	for i, size := range []int{1 << 20, 1 << 20, 1 << 20, 3 << 20} {
 		r, err := OpenResident(c, fileOf(t, dir, strconv.Itoa(i), bytes.Repeat([]byte{byte(i + 1)}, size)), pins)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer r.Close()
 		files = append(files, r)
 	}
@@ -336,9 +309,7 @@ func TestHostMemory(t *testing.T) {
 		{0, load, []int{0, 2}},
 	} {
 		r := files[step.file]
-		if err := step.do(r); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, step.do(r))
 		if got := pinned(); !slices.Equal(got, step.want) {
 			t.Fatalf("file %d: pinned are %v, want %v", step.file, got, step.want)
 		}
@@ -352,9 +323,7 @@ func TestHostMemory(t *testing.T) {
 
 	// Files that are being copied stay pinned.
 	for _, i := range []int{0, 1} {
-		if _, err := pins.pin(files[i], true); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(pins.pin(files[i], true))(t)
 	}
 	if host, err := pins.pin(files[2], true); err != nil || host != nil {
 		t.Errorf("next to two copies: got %d bytes, %v; want no room", len(host), err)
@@ -379,17 +348,13 @@ func TestNoPinnedMemory(t *testing.T) {
 			cudafake.Apply(t, cudafake.Refuse("cuMemHostRegister_v2", 0, cuda.NotSupported), cudafake.Refuse("cuMemHostAlloc", 0, cuda.OutOfMemory))
 		}
 		r, err := OpenResident(c, fileOf(t, dir, strconv.Itoa(i), want), pins)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer r.Close()
 		files = append(files, r)
 	}
 	for range 2 {
 		for i, r := range files {
-			if err := errors.Join(r.Evict(), r.Load()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(r.Evict(), r.Load()))
 			if !bytes.Equal(cuda.Bytes(r.Pointer(), len(want)), want) || (r.host != nil) != (i == 0) {
 				t.Errorf("file %d: other bytes, or pinned: %v", i, r.host != nil)
 			}

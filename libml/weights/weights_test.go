@@ -448,9 +448,7 @@ func TestUnexpectedMessage(t *testing.T) {
 	h := hold(t, dir, Options{Linger: 10 * time.Millisecond}, new(memfds))
 	l := h.get(fileOf(t, dir, "a", []byte("a")))
 	h.files(1)
-	if _, err := l.conn.Write([]byte("more")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.conn.Write([]byte("more")))(t)
 	h.files(0)
 	if n, err := l.conn.Read(make([]byte, 1)); n != 0 || err == nil {
 		t.Errorf("read %d, %v", n, err)

@@ -151,9 +151,7 @@ func TestRefusedPictures(t *testing.T) {
 	defer conn.Close()
 	for block := range uint64(3) {
 		p := cameratest.GVSP{Block: block, Width: 640, Height: 480, Format: cameratest.Mono8}
-		if _, err := conn.Write(p.Leader()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(conn.Write(p.Leader()))(t)
 	}
 
 	wait.For(t, "the pictures are refused", func() bool {
@@ -173,9 +171,7 @@ func TestRefusedPictures(t *testing.T) {
 	right := cameratest.GVSP{Block: 3, Width: 32, Height: 24, Format: cameratest.RGB8, Pixels: make([]byte, 32*24*3), Size: 1000}
 	wait.For(t, "the reason disappears", func() bool {
 		for _, packet := range right.Packets() {
-			if _, err := conn.Write(packet); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(conn.Write(packet))(t)
 		}
 		right.Block++
 		return b.status("cam").Camera.RefusedWhy == ""

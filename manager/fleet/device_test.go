@@ -117,9 +117,7 @@ func TestTensorsOfGPU(t *testing.T) {
 func TestTensorsAwaitDevice(t *testing.T) {
 	b := newNode(t, "cuda", nil, "", named("a", 50))
 	b.turn()
-	if _, err := b.replace("a", "other"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.replace("a", "other"))(t)
 	in := b.instance("a", 0)
 	if len(in.tensors) != 0 {
 		t.Errorf("%d tensors are made for a device that nobody knows", len(in.tensors))

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/sharing"
 )
@@ -197,9 +198,7 @@ func TestFaultOfServer(t *testing.T) {
 func TestGuardBlamesWarmup(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()
-	if _, err := b.replace("bad", "worse"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.replace("bad", "worse"))(t)
 	in := b.instance("bad", 0)
 	var v victim
 	for range 20 {
@@ -237,9 +236,7 @@ func TestGuardBlamesWarmup(t *testing.T) {
 func TestFaultWhileReplacing(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()
-	if _, err := b.replace("good", "better"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.replace("good", "better"))(t)
 	in := b.instance("good", 0)
 	linking := func() *fakeProcess {
 		for v, p := range b.fakes {
@@ -287,9 +284,7 @@ func TestNewModelEndsHold(t *testing.T) {
 	if b.functions.find("bad").held == "" {
 		t.Fatal("it is not held back")
 	}
-	if _, err := b.replace("bad", "better"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.replace("bad", "better"))(t)
 	b.turns()
 	b.serves("bad")
 	if q := b.instance("bad", 0).pair.Active(); q.Card.Name != "better" {

@@ -160,9 +160,7 @@ func TestMoveRefused(t *testing.T) {
 		refused(t, err, c.words...)
 	}
 
-	if _, err := b.move("member", "warm"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.move("member", "warm"))(t)
 	_, err := b.move("member", "")
 	refused(t, err, "a replacement is running")
 	refused(t, b.setShare("member", 10), "set share of member", "worker cold", "share_percent of the worker", "penstock if move member --own")

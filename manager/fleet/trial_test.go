@@ -252,9 +252,7 @@ func TestAdditionModelReplaced(t *testing.T) {
 			b := newNode(t, configs.DeviceCPU, nil, "governor")
 			end := b.on(named("b", 20))
 			b.turn()
-			if _, err := b.replace("b", "other"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(b.replace("b", "other"))(t)
 			for range 4 {
 				b.Step()
 				b.follow()

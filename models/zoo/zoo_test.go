@@ -167,9 +167,7 @@ func TestFolderIsPrivate(t *testing.T) {
 
 	// A file that all users can write is replaced, regardless of its contents.
 	must.OK(t, os.Chmod(card.Model, 0o666))
-	if _, err := r.Find("fashion"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.Find("fashion"))(t)
 	if info, err := os.Stat(card.Model); err != nil || info.Mode().Perm() != 0o644 {
 		t.Errorf("the model's file: %v, %v; want mode 0644", info, err)
 	}

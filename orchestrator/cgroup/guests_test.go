@@ -67,9 +67,7 @@ func TestGuestGroup(t *testing.T) {
 	if err := g.Add(cmd.Process.Pid); err != nil {
 		t.Skipf("not on this machine: needs the right to move processes: %v", err)
 	}
-	if _, err := stdin.Write([]byte("go\n")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(stdin.Write([]byte("go\n")))(t)
 	wait.For(t, "two processes and CPU time", func() bool { return len(g.PIDs()) == 2 && g.CPUTime() > 0 })
 
 	must.OK(t, g.Freeze(true))
@@ -133,12 +131,8 @@ func TestGuestLeavesGroup(t *testing.T) {
 			if err := g.Add(cmd.Process.Pid); err != nil {
 				t.Skipf("not on this machine: needs the right to move processes: %v", err)
 			}
-			if _, err := stdin.Write([]byte("go\n")); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := stdout.Read(make([]byte, 1)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(stdin.Write([]byte("go\n")))(t)
+			must.Get(stdout.Read(make([]byte, 1)))(t)
 			reported := slices.ContainsFunc(missing, func(err error) bool { return errors.Is(err, ErrCanLeave) })
 			left := !slices.Contains(g.PIDs(), cmd.Process.Pid)
 			if left != (uid == 0) || reported != left {
@@ -186,9 +180,7 @@ func TestGuestIdle(t *testing.T) {
 			must.OK(t, err)
 			return stat.CPUTime()
 		}
-		if _, err := stdin.Write([]byte("go\n")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(stdin.Write([]byte("go\n")))(t)
 	}
 	wait.For(t, "the ordinary process to run", func() bool { return clocks[1]() > 20*time.Millisecond })
 	guestBefore, before := clocks[0](), clocks[1]()

@@ -169,9 +169,7 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 	greedy, endGreedy := spin()
 	modest, endModest := spin()
 	set := func(name string, pid int, guarantee float64) {
-		if _, err := c.Apply(name, pid, control.Terms{GuaranteePercent: 100 * guarantee, Level: 3}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Apply(name, pid, control.Terms{GuaranteePercent: 100 * guarantee, Level: 3}))(t)
 	}
 	// On a busy machine each gets a few percent of the CPU; greedy must overdraw its balance
 	// with that.

@@ -309,9 +309,7 @@ func TestPause(t *testing.T) {
 	wait.For(t, "two processes that burn CPU time", func() bool { return len(group.PIDs()) == 2 && group.CPUTime() > 0 })
 	order := func(o control.GuestOrder, state string) {
 		t.Helper()
-		if _, err := s.change(o); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.change(o))(t)
 		if list := s.list(); len(list) != 1 || list[0].State != state {
 			t.Errorf("got %+v, want it %s", list, state)
 		}

@@ -159,16 +159,12 @@ func TestPauseSwap(t *testing.T) {
 		defer line.Close()
 		a := s.run(t, "work", stdin)
 		a.line(t, "made") // and waits for a line
-		if _, err := s.change(control.GuestOrder{Pause: "work"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.change(control.GuestOrder{Pause: "work"}))(t)
 		if g := s.swap.server.Guests(); len(g) != 1 || g[0].Phase != turns.Out {
 			t.Errorf("guests %+v, want one that is out", g)
 		}
 		s.run(t, "work", nil).right(t)
-		if _, err := s.change(control.GuestOrder{Resume: "work"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.change(control.GuestOrder{Resume: "work"}))(t)
 		fmt.Fprintln(line)
 		a.right(t)
 	})
@@ -180,13 +176,9 @@ func TestPauseSwap(t *testing.T) {
 		defer line.Close()
 		a := s.run(t, "work", stdin, `trap "" TERM; `)
 		a.line(t, "made")
-		if _, err := s.change(control.GuestOrder{Pause: "work"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.change(control.GuestOrder{Pause: "work"}))(t)
 		fmt.Fprintln(line) // the program works when it runs again
-		if _, err := s.change(control.GuestOrder{Stop: "work"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.change(control.GuestOrder{Stop: "work"}))(t)
 		a.right(t)
 	})
 	t.Run("does not", func(t *testing.T) {

@@ -272,9 +272,7 @@ func TestNextClient(t *testing.T) {
 	if e := exitOf(t, held[1]); e != (Exit{Code: -1, Signal: syscall.SIGKILL}) || held[1].PID != b.PID {
 		t.Errorf("b exited as %+v", e)
 	}
-	if _, err := held[0].Link.Write([]byte("go\n")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(held[0].Link.Write([]byte("go\n")))(t)
 	if got := line(t, held[0].Stdout); got != "late" {
 		t.Errorf("it says %q", got)
 	}

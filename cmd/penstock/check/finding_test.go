@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestChecks(t *testing.T) {
@@ -68,9 +69,7 @@ func TestConfiguration(t *testing.T) {
 	read := func(text string) configs.Config {
 		writes(t, file, text)
 		c, err := configs.Read(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c.RuntimeDir = filepath.Join(filepath.Dir(file), "run")
 		return c
 	}

@@ -211,9 +211,7 @@ func TestStreamPriorities(t *testing.T) {
 	if f := checkGPU(t, "cuda", m)["stream priorities"]; !strings.Contains(f.Text, "not measured yet") {
 		t.Errorf("without a measurement: %+v", f)
 	}
-	if _, err := cudafake.Cache(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cudafake.Cache(dir))(t)
 	if f := checkGPU(t, "cuda", m)["stream priorities"]; !strings.Contains(f.Text, "hold between processes: work of 1 µs takes 1 µs") {
 		t.Errorf("with a measurement: %+v", f)
 	}

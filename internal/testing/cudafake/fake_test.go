@@ -40,9 +40,7 @@ func TestChild(t *testing.T) {
 	if how == "" {
 		return // this test is only the child of the tests below
 	}
-	if _, err := open(t).Allocate(12345); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(open(t).Allocate(12345))(t)
 	if how == "die" {
 		fmt.Println("allocated")
 		time.Sleep(time.Minute)

@@ -156,9 +156,7 @@ func TestInjectAndSendCopy(t *testing.T) {
 	ingesttest.CloseAtEnd(t, ingesttest.Twin{Source: s, CloseSlab: s.CloseSlab})
 	data := []byte("before")
 	s.Inject(from, data)
-	if _, err := s.Send([]ingest.Packet{{To: from, Data: data}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Send([]ingest.Packet{{To: from, Data: data}}))(t)
 	copy(data, "after!")
 	d := ingesttest.Receive(t, s, 1, 1)[0]
 	if got := ingesttest.Payload(s, d); !bytes.Equal(got, []byte("before")) {
