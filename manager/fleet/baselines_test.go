@@ -52,7 +52,7 @@ func TestWithoutShares(t *testing.T) {
 		}
 		// Algorithm 1 sets none either.
 		first, _ := b.serves("a")
-		b.share(time.Hour, occasion{interval: true})
+		b.sharing.decideAt(time.Hour, occasion{interval: true})
 		b.turns()
 		if next, _ := b.serves("a"); next != first || b.instance("a", 0).pair.Share() != 0 {
 			t.Errorf("%s: generation %d became %d", name, first, next)

@@ -25,7 +25,7 @@ const patience = datapathtest.Patience
 // the client and as the inference function.
 type bed struct {
 	*function
-	t *testing.T
+	t testing.TB
 }
 
 func testCard() *models.Card {
@@ -49,7 +49,7 @@ func (c calls) Post(call func()) bool { c <- call; return true }
 func (c calls) Go(f func())           { go f() }
 
 // newFleet returns a fleet with metrics, and ports of the kernel.
-func newFleet(t *testing.T, o Options) (fl *Fleet) {
+func newFleet(t testing.TB, o Options) (fl *Fleet) {
 	t.Helper()
 	o.Metrics = observe.New(func() (observe.Snapshot, error) { return fl.Snapshot(), nil })
 	o.Network = datapath.KernelNetwork(udp.Options{
@@ -69,7 +69,7 @@ func newBed(t *testing.T, cfg configs.Config, shares ...float64) *bed {
 	f, err := newFunction(fl, configs.Function{Name: "test", Instances: len(shares)}, testCard())
 	must.OK(t, err)
 	for i, percent := range shares {
-		f.instances[i].setShare(percent)
+		setShare(f.instances[i], percent)
 	}
 	f.port.Start(fl.metrics.Of(f.name))
 	b := &bed{f, t}

@@ -50,8 +50,8 @@ func TestAutoWithoutGPU(t *testing.T) {
 	b.mechanism = "cgroup-v2"
 	b.turns()
 	b.serves("a")
-	if f := b.functions.find("a"); (b.sharing.Device.GPU != nil) || f.change() != configs.ChangeShadow {
-		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.sharing.Device.GPU != nil), f.change())
+	if f := b.functions.find("a"); (b.sharing.Device.GPU != nil) || changeOf(f) != configs.ChangeShadow {
+		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.sharing.Device.GPU != nil), changeOf(f))
 	}
 	for _, p := range b.told.Processes {
 		if p.SMGroups != nil {
@@ -59,7 +59,7 @@ func TestAutoWithoutGPU(t *testing.T) {
 		}
 	}
 	in := b.instance("a", 0)
-	must.OK(t, in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil))
+	must.OK(t, in.tensors.make(in.f.model.desired, in.id, b.sharing.Device.GPU != nil))
 	if got, want := in.tensors[in.f.model.desired].Size(), in.f.model.desired.TensorBytes(); got < want {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}
@@ -69,7 +69,7 @@ func TestShareChangeOnCPU(t *testing.T) {
 	b := newNode(t, "cpu", nil, "governor", named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
-	b.instance("a", 0).setShare(20)
+	setShare(b.instance("a", 0), 20)
 	b.turns()
 	if next, _ := b.serves("a"); next == first {
 		t.Error("a new share did not come by a shadow")
@@ -108,7 +108,7 @@ func TestTensorsOfGPU(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	in := b.instance("a", 0)
-	must.OK(t, in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil))
+	must.OK(t, in.tensors.make(in.f.model.desired, in.id, b.sharing.Device.GPU != nil))
 	if got, want := in.tensors[in.f.model.desired].Size(), 2*in.f.model.desired.OutputBytes(); got < want || got >= want+in.f.model.desired.OutputBytes() {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}
@@ -136,7 +136,7 @@ func TestTimeSlicingShares(t *testing.T) {
 	b := newNode(t, "cuda", alone, sharing.MechanismTimeSlicing, named("a", 30))
 	b.turns()
 	first, _ := b.serves("a")
-	b.instance("a", 0).setShare(60)
+	setShare(b.instance("a", 0), 60)
 	b.turns()
 	if next, _ := b.serves("a"); next != first {
 		t.Error("a process was swapped for a share that nobody holds")
@@ -154,7 +154,7 @@ func TestWithoutGroups(t *testing.T) {
 	b := newNode(t, "cuda", old, sharing.MechanismMPS, named("a", 30), f)
 	b.turns()
 	for _, name := range []string{"a", "b"} {
-		if got := b.functions.find(name).change(); got != configs.ChangeShadow {
+		if got := changeOf(b.functions.find(name)); got != configs.ChangeShadow {
 			t.Errorf("%s changes by %s, want shadow", name, got)
 		}
 	}
@@ -171,7 +171,7 @@ func TestTooManyInstances(t *testing.T) {
 		}
 	}
 	first, _ := b.serves("a")
-	b.instance("a", 0).setShare(20)
+	setShare(b.instance("a", 0), 20)
 	b.turns()
 	if next, _ := b.serves("a"); next == first {
 		t.Error("the new percentage did not come by a shadow")

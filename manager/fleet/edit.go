@@ -182,7 +182,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	if err := f.checkEntry(want); err != nil {
 		return nil, err
 	}
-	c := &change{f: f, want: want, shares: (fl.cfg.Guarantees() || f.change() != configs.ChangeNone) && (have.SharePercent != want.SharePercent || f.byHand != 0)}
+	c := &change{f: f, want: want, shares: (fl.cfg.Guarantees() || fl.sharing.Change(&fl.cfg, have) != configs.ChangeNone) && (have.SharePercent != want.SharePercent || f.byHand != 0)}
 	card := f.model.desired
 	if model := cmp.Or(want.Model, want.Name); model != cmp.Or(have.Model, have.Name) {
 		var err error
@@ -250,21 +250,16 @@ func (e *edit) commit() error {
 		e.add, e.waits = nil, true
 	}
 	for _, want := range e.add {
-		errs = append(errs, fl.addEntry(want))
+		err := fl.add(want, 0)
+		if err == nil {
+			fl.file.follow(want)
+		}
+		errs = append(errs, err)
 	}
 	if fl.file.waiting = nil; e.waits {
 		fl.file.waiting = &e.config
 	}
 	return errors.Join(errs...)
-}
-
-// addEntry adds a function from the configuration.
-func (fl *Fleet) addEntry(want configs.Function) error {
-	err := fl.add(want)
-	if err == nil {
-		fl.file.follow(want)
-	}
-	return err
 }
 
 // commit changes the function. If its processes have to change too, ended records the result later.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/policy/fault"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
 )
 
@@ -33,7 +34,7 @@ type faults struct {
 
 // victim is a process that a fault struck.
 type victim struct {
-	place
+	gslice.ID
 	generation uint32
 }
 
@@ -46,7 +47,7 @@ const lateReportTimeout = 500 * time.Millisecond
 func (x *faults) lost(o *control.Observed) (lost []control.ObservedProcess) {
 	now := time.Now()
 	for _, p := range o.Processes {
-		v := victim{place{p.IF, p.Instance}, p.Generation}
+		v := victim{gslice.ID{IF: p.IF, Instance: p.Instance}, p.Generation}
 		until, struck := x.struck[v]
 		if !until.IsZero() && (p.State == control.Ready || p.State == control.Active) {
 			delete(x.struck, v)
@@ -67,12 +68,12 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 	x.strike(o, lost, now)
 
 	var names, suspects []string
-	culprits := map[place]uint32{}
+	culprits := map[gslice.ID]uint32{}
 	for _, p := range lost {
 		names = append(names, p.IF)
 		if !p.Blameless {
 			suspects = append(suspects, p.IF)
-			culprits[place{p.IF, p.Instance}] = p.Generation
+			culprits[gslice.ID{IF: p.IF, Instance: p.Instance}] = p.Generation
 		}
 	}
 	var verdict fault.Verdict
@@ -86,7 +87,7 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 	fl.functions.eachInstance(func(in *instance) {
 		culprit := uint32(0)
 		if in.f.name == verdict.Blamed {
-			culprit = culprits[in.place]
+			culprit = culprits[in.id]
 		}
 		in.pair.Lost(culprit, reason)
 		for generation, p := range in.processes {
@@ -107,7 +108,7 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 	fl.functions.eachInstance(func(in *instance) {
 		for _, q := range in.pair.Processes() {
 			if q.Role == control.Kill {
-				x.struck[victim{in.place, q.Generation}] = time.Time{}
+				x.struck[victim{in.id, q.Generation}] = time.Time{}
 			}
 		}
 	})
@@ -117,7 +118,7 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 func (x *faults) strike(o *control.Observed, lost []control.ObservedProcess, now time.Time) {
 	x.struck = map[victim]time.Time{}
 	for _, p := range o.Processes {
-		v := victim{place{p.IF, p.Instance}, p.Generation}
+		v := victim{gslice.ID{IF: p.IF, Instance: p.Instance}, p.Generation}
 		switch p.State {
 		case control.Starting, control.Loaded: // it had not touched the device
 		case control.Linking: // unknown: this very fault may have woken it
@@ -127,7 +128,7 @@ func (x *faults) strike(o *control.Observed, lost []control.ObservedProcess, now
 		}
 	}
 	for _, p := range lost {
-		x.struck[victim{place{p.IF, p.Instance}, p.Generation}] = time.Time{}
+		x.struck[victim{gslice.ID{IF: p.IF, Instance: p.Instance}, p.Generation}] = time.Time{}
 	}
 }
 
@@ -204,10 +205,4 @@ func (f *function) release() {
 	for _, in := range f.instances {
 		in.pair.Hold(false)
 	}
-}
-
-// forgetFaults forgets the faults of a function's old model.
-func (f *function) forgetFaults() {
-	f.fleet.faults.guard.Forget(f.name)
-	f.release()
 }

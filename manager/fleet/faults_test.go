@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/sharing"
 )
@@ -61,10 +62,10 @@ func TestFaultWakesShadows(t *testing.T) {
 	b.Step()
 	b.follow()
 	for _, name := range []string{"a", "b", "c"} {
-		if p := b.fakes[victim{place{name, 0}, was[name]}]; p != nil && !p.state.Ended() {
+		if p := b.fakes[victim{gslice.ID{IF: name}, was[name]}]; p != nil && !p.state.Ended() {
 			t.Errorf("%s generation %d lives on in a lost device", name, was[name])
 		}
-		if p := b.fakes[victim{place{name, 0}, next[name]}]; p == nil || p.role != control.Serve {
+		if p := b.fakes[victim{gslice.ID{IF: name}, next[name]}]; p == nil || p.role != control.Serve {
 			t.Errorf("shadow of %s is %+v, want it woken", name, p)
 		}
 	}
@@ -204,7 +205,7 @@ func TestGuardBlamesWarmup(t *testing.T) {
 	for range 20 {
 		b.turn()
 		for w, p := range b.fakes {
-			if q := in.pair.Process(w.generation); w.name == "bad" && q != nil && q.Card.Name == "worse" && q.State == control.Linking && p.state == control.Linking {
+			if q := in.pair.Process(w.generation); w.IF == "bad" && q != nil && q.Card.Name == "worse" && q.State == control.Linking && p.state == control.Linking {
 				v = w
 			}
 		}
@@ -240,7 +241,7 @@ func TestFaultWhileReplacing(t *testing.T) {
 	in := b.instance("good", 0)
 	linking := func() *fakeProcess {
 		for v, p := range b.fakes {
-			if q := in.pair.Process(v.generation); v.name == "good" && q != nil && q.Card.Name == "better" && q.State == control.Linking {
+			if q := in.pair.Process(v.generation); v.IF == "good" && q != nil && q.Card.Name == "better" && q.State == control.Linking {
 				return p
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/observe"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -64,9 +65,9 @@ type Fleet struct {
 	network datapath.Network
 
 	functions    functions
-	generations  generations
+	generations  map[gslice.ID]uint32 // the last ones of removed instances; the orchestrator remembers them
 	orchestrator orchestrator
-	sharing      *sharing.Sharing
+	sharing      division
 	faults       faults
 	file         configFile
 	recorder     recorder
@@ -95,7 +96,7 @@ func New(o Options) *Fleet {
 	fl := &Fleet{
 		cfg: o.Config, find: o.FindModel, log: o.Log, started: time.Now(),
 		loop: o.Loop, metrics: o.Metrics, network: o.Network,
-		generations: newGenerations(),
+		generations: map[gslice.ID]uint32{},
 		file:        newConfigFile(),
 		recorder:    recorder{dir: o.Dir, run: o.Run},
 	}
@@ -104,7 +105,10 @@ func New(o Options) *Fleet {
 		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),
 		Device: fl.cfg.Device, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
 	}}
-	fl.sharing = sharing.New(sharing.Options{Config: &fl.cfg, Dir: o.Dir, Cache: o.Cache, Log: fl.log})
+	fl.sharing = division{
+		Sharing: sharing.New(sharing.Options{Config: &fl.cfg, Dir: o.Dir, Cache: o.Cache, Log: fl.log}),
+		cfg:     &fl.cfg, functions: &fl.functions, published: &fl.orchestrator.desired, started: fl.started, log: fl.log,
+	}
 	return fl
 }
 
@@ -121,13 +125,13 @@ func (fl *Fleet) Close() {
 // state if that changed.
 func (fl *Fleet) Step() {
 	fl.judge()
-	fl.reshare()
+	fl.sharing.decide(occasion{})
 	if fl.sharing.Device.Known { // shares and memory of processes depend on it
 		fl.functions.eachInstance((*instance).step)
 	}
 	if had := len(fl.functions); had > 0 {
 		if fl.functions = slices.DeleteFunc(fl.functions, (*function).reap); len(fl.functions) < had {
-			fl.reshare()
+			fl.sharing.decide(occasion{})
 		}
 	}
 	fl.dropWorkers()
@@ -145,14 +149,14 @@ func (fl *Fleet) Observe(o control.Observed) {
 	if another {
 		fl.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
 	}
-	fl.share(time.Since(fl.started), occasion{observed: &o})
+	fl.sharing.decide(occasion{observed: &o})
 	if fl.sharing.Device.MPS {
 		if lost := fl.faults.lost(&o); len(lost) > 0 {
 			fl.deviceFailed(&o, lost)
 		}
 	}
 	for _, p := range o.Processes {
-		if in := fl.functions.instance(place{p.IF, p.Instance}); in != nil {
+		if in := fl.functions.instance(gslice.ID{IF: p.IF, Instance: p.Instance}); in != nil {
 			in.observe(p)
 		}
 	}
@@ -171,16 +175,16 @@ func (fl *Fleet) Watch() {
 	for _, f := range fl.functions {
 		f.watch()
 	}
-	fl.share(time.Since(fl.started), occasion{counts: true})
+	fl.sharing.decide(occasion{counts: true})
 	fl.sharing.Watch()
 }
 
 // Tune adapts the shares. The control loop calls it at the configured interval.
-func (fl *Fleet) Tune() { fl.share(time.Since(fl.started), occasion{interval: true}) }
+func (fl *Fleet) Tune() { fl.sharing.decide(occasion{interval: true}) }
 
 // Admit gives a process its memory, if the process is desired.
 func (fl *Fleet) Admit(conn *control.AttachConn, hello control.Attach) {
-	in := fl.functions.instance(place{hello.IF, hello.Instance})
+	in := fl.functions.instance(gslice.ID{IF: hello.IF, Instance: hello.Instance})
 	if in == nil {
 		conn.Refuse(fmt.Sprintf("no instance %d of %q", hello.Instance, hello.IF))
 		return
@@ -202,7 +206,13 @@ func (fl *Fleet) Drain() {
 }
 
 // Undrained describes what a drain still waits for; empty: it has ended.
-func (fl *Fleet) Undrained() string { return fl.functions.undrained() }
+func (fl *Fleet) Undrained() string {
+	var waits []string
+	for _, f := range fl.functions {
+		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.port.Pending(), f.instances.processes()))
+	}
+	return strings.Join(waits, "; ")
+}
 
 // Ready returns nil if every function has a process that serves. It ignores functions that
 // are being removed, and functions on trial, which are not yet part of the node.
@@ -239,7 +249,7 @@ func (fl *Fleet) RestoreFiles() {
 
 // Snapshot describes the functions.
 func (fl *Fleet) Snapshot() (s observe.Snapshot) {
-	fl.reshare() // what it decided last may be older than the processes
+	fl.sharing.decide(occasion{}) // what it decided last may be older than the processes
 	s.Status = control.Status{
 		Started: fl.started.UTC(), Policy: string(fl.cfg.Shares.Policy), Lab: fl.cfg.Lab.String(),
 		Mechanism: fl.orchestrator.observed.Mechanism, Device: fl.sharing.Device.GPU, Faults: control.FaultStatus{Count: fl.faults.count},

@@ -129,9 +129,6 @@ func checkPictures(rate configs.PictureRate, card *models.Card) error {
 	return nil
 }
 
-// workerOf names the worker of the processes that run a card; empty: they are not in one.
-func (f *function) workerOf(card *models.Card) string { return f.setupFor(card).worker }
-
 // watch looks for refused pictures and hung processes.
 func (f *function) watch() {
 	if f.camera != nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
 // functions are those of a node. The control loop owns them.
@@ -30,9 +31,9 @@ func (list functions) unknown(name string) error {
 }
 
 // instance returns an instance of the function of that name, nil if there is none.
-func (list functions) instance(p place) *instance {
-	if f := list.find(p.name); f != nil && p.instance >= 0 && p.instance < len(f.instances) {
-		return f.instances[p.instance]
+func (list functions) instance(id gslice.ID) *instance {
+	if f := list.find(id.IF); f != nil && id.Instance >= 0 && id.Instance < len(f.instances) {
+		return f.instances[id.Instance]
 	}
 	return nil
 }
@@ -63,15 +64,6 @@ func (list functions) removing() bool {
 // replacing reports whether a function's model is being replaced.
 func (list functions) replacing() bool {
 	return slices.ContainsFunc(list, func(f *function) bool { return f.model.replacing != nil })
-}
-
-// undrained describes what a drain still waits for.
-func (list functions) undrained() string {
-	var waits []string
-	for _, f := range list {
-		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.port.Pending(), f.instances.processes()))
-	}
-	return strings.Join(waits, "; ")
 }
 
 // instances are those of a function.

@@ -30,7 +30,7 @@ func TestDrainWithoutOrchestrator(t *testing.T) {
 	b.gone = true
 	b.Step()
 	if !(len(b.functions) == 0) {
-		t.Errorf("the drain still waits: %s", b.functions.undrained())
+		t.Errorf("the drain still waits: %s", b.Undrained())
 	}
 }
 
@@ -48,7 +48,7 @@ func TestDrainWithoutReports(t *testing.T) {
 	in.lost(shadow)
 	b.Step()
 	if !(len(b.functions) == 0) {
-		t.Errorf("the drain still waits: %s", b.functions.undrained())
+		t.Errorf("the drain still waits: %s", b.Undrained())
 	}
 }
 
@@ -61,7 +61,7 @@ func TestDrainWhileSharing(t *testing.T) {
 	left := b.functions.find("b")
 	left.config.SharePercent = 90
 	left.shareEdits++
-	b.reshare()
+	b.sharing.decide(occasion{})
 	if got := b.instance("b", 0).pair.Share(); got != 90 {
 		t.Errorf("b has %v %%, want the 90 that are free", got)
 	}

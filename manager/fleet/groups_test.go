@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
@@ -28,11 +29,11 @@ func TestShareChangeMoves(t *testing.T) {
 	a, before := b.serves("a")
 	other, _ := b.serves("b")
 	was := slices.Clone(before.on)
-	b.instance("a", 0).setShare(25)
-	b.instance("b", 0).setShare(75)
+	setShare(b.instance("a", 0), 25)
+	setShare(b.instance("b", 0), 75)
 	b.stuck = true
 	b.turns()
-	if got := b.ordered("b"); !slices.Equal(b.fakes[victim{place{"b", 0}, other}].on, got) {
+	if got := b.ordered("b"); !slices.Equal(b.fakes[victim{gslice.ID{IF: "b"}, other}].on, got) {
 		t.Errorf("b is ordered %v while a has not left", got)
 	}
 	b.stuck = false
@@ -178,7 +179,7 @@ func (b *nodeBed) moving(name string) bool {
 // modelNeeds sets the minimum number of groups for the models of these names.
 func (b *nodeBed) modelNeeds(groups map[string]int) {
 	b.needs = func(v victim) int {
-		if in := b.instance(v.name, v.instance); in != nil {
+		if in := b.instance(v.IF, v.Instance); in != nil {
 			if q := in.pair.Process(v.generation); q != nil {
 				return groups[q.Card.Name]
 			}
@@ -257,7 +258,7 @@ func TestShrinkStopsAtMinimum(t *testing.T) {
 			first, _ := b.serves("a")
 			other, _ := b.serves("b")
 			in := b.instance("a", 0)
-			in.setShare(4)
+			setShare(in, 4)
 			for range 3 {
 				b.turns()
 			}
@@ -265,13 +266,13 @@ func TestShrinkStopsAtMinimum(t *testing.T) {
 				t.Errorf("generation %d serves on groups %v, want %d on %d of those that it had", next, p.groups(), first, needs)
 			}
 			// Other functions get the groups that it does not need.
-			b.instance("b", 0).setShare(96)
+			setShare(b.instance("b", 0), 96)
 			b.turns()
 			if next, p := b.serves("b"); next != other || len(p.groups()) != 16-needs {
 				t.Errorf("generation %d of the other serves on groups %v, want %d on all that are left", next, p.groups(), other)
 			}
-			b.instance("b", 0).setShare(30)
-			in.setShare(50)
+			setShare(b.instance("b", 0), 30)
+			setShare(in, 50)
 			b.turns()
 			if _, p := b.serves("a"); b.sms(p.groups()) < 60 {
 				t.Errorf("it is on groups %v for 50 %%", p.groups())
@@ -308,7 +309,7 @@ func TestModelRunsNowhere(t *testing.T) {
 // onGroups lets a model fail on sets of groups, as a process reports it.
 func (b *nodeBed) onGroups(unfit func(name string, groups []int) bool) {
 	b.needs = func(v victim) int {
-		if p := b.fakes[v]; p != nil && unfit(v.name, p.to) {
+		if p := b.fakes[v]; p != nil && unfit(v.IF, p.to) {
 			return len(p.to) + 1
 		}
 		return 0
@@ -337,7 +338,7 @@ func TestInfeasibleGroup(t *testing.T) {
 		t.Errorf("ordered %v, and on others; want it settled on one", b.ordered("vgg"))
 	}
 	// Its successor also begins there, on one group.
-	b.fakes[victim{place{"vgg", 0}, generation}].die(control.Failed, "killed")
+	b.fakes[victim{gslice.ID{IF: "vgg"}, generation}].die(control.Failed, "killed")
 	b.instance("vgg", 0).lost(generation)
 	b.instance("vgg", 0).endAwait(generation)
 	was := slices.Clone(b.ordered("vgg"))
@@ -500,7 +501,7 @@ func TestPartialWarmup(t *testing.T) {
 	if next == first || p.early {
 		t.Errorf("generation %d %+v, want another, whole from the beginning", next, p)
 	}
-	b.fakes[victim{place{"a", 0}, next}].die(control.Failed, "killed")
+	b.fakes[victim{gslice.ID{IF: "a"}, next}].die(control.Failed, "killed")
 	b.instance("a", 0).lost(next)
 	b.instance("a", 0).endAwait(next)
 	b.turns()
@@ -551,10 +552,10 @@ func TestNodeComesToRest(t *testing.T) {
 		names, need := []string{"a", "b", "c"}, map[string]int{}
 		bad := map[string][]int{}
 		b.needs = func(v victim) int {
-			if p := b.fakes[v]; len(p.to) == 1 && slices.Contains(bad[v.name], p.to[0]) {
-				return max(2, need[v.name])
+			if p := b.fakes[v]; len(p.to) == 1 && slices.Contains(bad[v.IF], p.to[0]) {
+				return max(2, need[v.IF])
 			}
-			return need[v.name]
+			return need[v.IF]
 		}
 		for range rapid.IntRange(5, 30).Draw(r, "events") {
 			name := rapid.SampledFrom(names).Draw(r, "function")
@@ -566,7 +567,7 @@ func TestNodeComesToRest(t *testing.T) {
 				}
 			case "share":
 				if f != nil {
-					f.instances[0].setShare(float64(rapid.IntRange(5, 33).Draw(r, "percent")))
+					setShare(f.instances[0], float64(rapid.IntRange(5, 33).Draw(r, "percent")))
 				}
 			case "remove":
 				if f != nil && !f.removing {
@@ -605,7 +606,8 @@ func TestNodeComesToRest(t *testing.T) {
 		}
 		b.stuck = false
 		for _, f := range b.functions {
-			f.forgetFaults()
+			b.faults.guard.Forget(f.name)
+			f.release()
 		}
 		b.turns()
 		rest := func() bool {

@@ -15,7 +15,7 @@ import (
 )
 
 // newNodeOn is newNode with the default policy, on CPUs or an H200.
-func newNodeOn(t *testing.T, device string) *nodeBed {
+func newNodeOn(t testing.TB, device string) *nodeBed {
 	t.Helper()
 	gpu, mechanism := h200(), sharing.MechanismMPS
 	if device == configs.DeviceCPU {
@@ -55,20 +55,20 @@ func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 // reports lets an instance's process report.
 func (b *nodeBed) reports(in *instance, r control.Report) {
 	in.report(r.Generation, r)
-	b.reshare()
+	b.sharing.decide(occasion{})
 }
 
 // sees lets the orchestrator report on one process.
 func (b *nodeBed) sees(p control.ObservedProcess) {
-	b.share(b.clock, occasion{observed: &control.Observed{CPUs: 2, Processes: []control.ObservedProcess{p}}})
+	b.sharing.decideAt(b.clock, occasion{observed: &control.Observed{CPUs: 2, Processes: []control.ObservedProcess{p}}})
 }
 
 // receive lets an instance receive requests within one second.
 func (b *nodeBed) receive(in *instance, requests int) {
-	b.share(b.clock, occasion{counts: true})
+	b.sharing.decideAt(b.clock, occasion{counts: true})
 	b.traffic(in).arrivals += requests
 	b.clock += time.Second
-	b.share(b.clock, occasion{counts: true})
+	b.sharing.decideAt(b.clock, occasion{counts: true})
 }
 
 // load lets an instance receive rate requests of that cost within one second.
@@ -85,7 +85,7 @@ func (b *nodeBed) load(name string, rate int, cost time.Duration) {
 	r.Ran, r.CPUNanos, r.EachNanos = r.Ran+int64(rate), b.cpu[host], int64(cost)
 	b.reports(in, r)
 	b.receive(in, rate)
-	b.share(b.clock, occasion{interval: true})
+	b.sharing.decideAt(b.clock, occasion{interval: true})
 	b.turn()
 }
 
@@ -193,7 +193,7 @@ func TestGuaranteeUse(t *testing.T) {
 		DeviceNanos: int64(600 * time.Millisecond), DemotedNanos: int64(150 * time.Millisecond),
 	}
 	b.sees(seen)
-	b.share(time.Second, occasion{interval: true})
+	b.sharing.decideAt(time.Second, occasion{interval: true})
 	if s := b.status("a").Guarantee; s.UsePercent != 60 || s.DemotedPercent != 15 {
 		t.Errorf("uses %v %%, %v %% demoted; want 60 and 15", s.UsePercent, s.DemotedPercent)
 	} else if s.UsedSeconds != 0.6 || s.DemotedSeconds != 0.15 {
@@ -206,7 +206,7 @@ func TestGuaranteeUse(t *testing.T) {
 		t.Errorf("a request costs %v ms of the device, want 5", got)
 	}
 	b.receive(in, 10)
-	b.share(2*time.Second, occasion{interval: true})
+	b.sharing.decideAt(2*time.Second, occasion{interval: true})
 	if s := b.status("a").Guarantee; s.UsePercent != 0 || math.Abs(s.NeedPercent-5*1.296) > 0.1 {
 		t.Errorf("uses %v %% and needs %v %%, want 0 and 6.5: 10 per second of 5 ms and the margin of batches of 10/3", s.UsePercent, s.NeedPercent)
 	}
@@ -223,7 +223,7 @@ func TestGuaranteeUseOverTime(t *testing.T) {
 			DeviceNanos: int64(used), DemotedNanos: int64(used / 2),
 		})
 	}
-	b.share(time.Second, occasion{interval: true})
+	b.sharing.decideAt(time.Second, occasion{interval: true})
 	if s := b.status("a").Guarantee; s.UsePercent != 75 || s.DemotedPercent != 37.5 {
 		t.Errorf("a uses %v %%, %v %% demoted; want 75 and 37.5", s.UsePercent, s.DemotedPercent)
 	}
@@ -238,7 +238,7 @@ func TestRise(t *testing.T) {
 	b.load("a", 10, 10*time.Millisecond)
 	before := b.status("a").Guarantee.NeedPercent
 	b.traffic(b.instance("a", 0)).arrivals += 40
-	b.share(b.clock+time.Second, occasion{counts: true})
+	b.sharing.decideAt(b.clock+time.Second, occasion{counts: true})
 	if after := b.status("a").Guarantee.NeedPercent; after < 2*before {
 		t.Errorf("a needs %v %% of the device, and %v %% after its rate rose from 10 to 40 per second; want at least twice as much", before, after)
 	}

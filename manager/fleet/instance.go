@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/models"
 )
@@ -24,7 +25,7 @@ import (
 type instance struct {
 	fleet   *Fleet
 	f       *function
-	place   place
+	id      gslice.ID
 	log     zerolog.Logger
 	queue   *datapath.Queue
 	traffic traffic
@@ -47,7 +48,7 @@ type instance struct {
 func newInstance(f *function, index int) (*instance, error) {
 	queue := f.port.Queue(index)
 	in := &instance{
-		fleet: f.fleet, f: f, place: place{f.name, index},
+		fleet: f.fleet, f: f, id: gslice.ID{IF: f.name, Instance: index},
 		log:       f.log.With().Int("instance", index).Logger(),
 		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
 		processes: processes{},
@@ -56,9 +57,9 @@ func newInstance(f *function, index int) (*instance, error) {
 		orders:    newOrders(),
 		tensors:   tensors{},
 	}
-	in.pair.StartAfter(f.fleet.generations.last[in.place])
+	in.pair.StartAfter(f.fleet.generations[in.id])
 	if f.fleet.sharing.Device.Known {
-		if err := in.tensors.make(f.model.desired, in.place, f.fleet.sharing.Device.GPU != nil); err != nil {
+		if err := in.tensors.make(f.model.desired, in.id, f.fleet.sharing.Device.GPU != nil); err != nil {
 			return nil, err
 		}
 	}
@@ -73,7 +74,7 @@ func (in *instance) forgetDevice() {
 
 // step carries out the policy's commands.
 func (in *instance) step() {
-	change := in.f.change()
+	change := in.fleet.sharing.Change(&in.fleet.cfg, in.f.config)
 	in.pair.InPlace = change == configs.ChangeInPlace || change == configs.ChangePartition || change == configs.ChangeNone
 	in.pair.Restart = change == configs.ChangeRestart
 	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" // a shadow would fill host memory per member
@@ -104,12 +105,13 @@ func (in *instance) step() {
 			in.replaced(fmt.Errorf("new %s of %s failed, keeping the old one: %s", what, in.f.name, c.Reason))
 		}
 	}
+	in.processes.keep(in.pair)
 }
 
 // reclaim takes the ring from a generation that has ended.
 func (in *instance) reclaim(generation uint32) {
 	worker := in.processes.known(generation).worker
-	in.processes.forget(generation)
+	in.processes.reset(generation)
 	delete(in.orders.assigned, generation)
 	in.queue.SetServing(in.pair.Active() != nil)
 	if in.queue.Abandon(generation) && worker != "" {
@@ -193,13 +195,13 @@ func (in *instance) observeBatches(o *control.ObservedProcess) {
 func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error {
 	q := in.pair.Process(hello.Generation)
 	if q == nil {
-		return fmt.Errorf("generation %d of %v is not desired", hello.Generation, in.place)
+		return fmt.Errorf("generation %d of %v is not desired", hello.Generation, in.id)
 	}
-	if !hmac.Equal([]byte(hello.Ticket), []byte(in.fleet.generations.ticket(in.place, hello.Generation))) {
-		return fmt.Errorf("process %d is not the one that was started as generation %d of %v", hello.PID, hello.Generation, in.place)
+	if !hmac.Equal([]byte(hello.Ticket), []byte(in.processes.of(hello.Generation).ticket)) {
+		return fmt.Errorf("process %d is not the one that was started as generation %d of %v", hello.PID, hello.Generation, in.id)
 	}
 	if in.processes.known(hello.Generation).conn != nil {
-		return fmt.Errorf("generation %d of %v is attached already", hello.Generation, in.place)
+		return fmt.Errorf("generation %d of %v is attached already", hello.Generation, in.id)
 	}
 	card, err := json.Marshal(wireCard(in.f.config.Format, q.Card))
 	if err != nil {
@@ -210,7 +212,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		return fmt.Errorf("encode geometry: %w", err)
 	}
 	// The card may be an earlier one, whose buffers were freed.
-	if err := in.tensors.make(q.Card, in.place, in.fleet.sharing.Device.GPU != nil); err != nil {
+	if err := in.tensors.make(q.Card, in.id, in.fleet.sharing.Device.GPU != nil); err != nil {
 		return err
 	}
 	admission, err := in.fleet.sharing.Admit(hello.PID)
@@ -320,7 +322,7 @@ func (in *instance) remove() {
 
 // close frees the tensors. The reply thread must have ended.
 func (in *instance) close() {
-	in.fleet.generations.retire(in.place, in.pair.Last())
+	in.fleet.generations[in.id] = in.pair.Last()
 	for generation := range in.processes {
 		in.processes.hangUp(generation)
 	}

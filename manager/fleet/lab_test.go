@@ -36,7 +36,7 @@ func TestProcessIsGrantedTheLab(t *testing.T) {
 		}
 		admitted <- err
 	}()
-	hello := control.Attach{Version: control.Version, IF: "a", Generation: generation, PID: os.Getpid(), Ticket: b.generations.ticket(in.place, generation)}
+	hello := control.Attach{Version: control.Version, IF: "a", Generation: generation, PID: os.Getpid(), Ticket: in.processes.of(generation).ticket}
 	got, files, conn, err := control.DialAttach(path, hello)
 	must.OK(t, <-admitted)
 	must.OK(t, err)

@@ -9,11 +9,8 @@ import (
 )
 
 // add opens a function's port and requests its processes. The function serves as soon as one is
-// ready. Adding reallocates the shares at once.
-func (fl *Fleet) add(c configs.Function) error { return fl.addWith(c, 0) }
-
-// addWith is add with a share that was set by hand before; 0: none was.
-func (fl *Fleet) addWith(c configs.Function, byHand float64) error {
+// ready. Adding reallocates the shares at once. byHand is a share that was set by hand before; 0: none was.
+func (fl *Fleet) add(c configs.Function, byHand float64) error {
 	if fl.draining {
 		return ErrStopped
 	}
@@ -27,7 +24,7 @@ func (fl *Fleet) addWith(c configs.Function, byHand float64) error {
 	if n := len(fl.functions); n >= configs.MaxFunctions {
 		return fmt.Errorf("add function %s: the node has %d functions, want at most %d", c.Name, n, configs.MaxFunctions)
 	}
-	if err := fl.fits(c); err != nil {
+	if err := fl.sharing.fits(c); err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
 	if other := fl.functions.portHolder(c.Port); other != "" {
@@ -39,7 +36,7 @@ func (fl *Fleet) addWith(c configs.Function, byHand float64) error {
 	}
 	f.byHand = byHand
 	fl.functions = append(fl.functions, f)
-	fl.reshare()
+	fl.sharing.decide(occasion{})
 	f.port.Start(fl.metrics.Of(f.name))
 	f.log.Info().Stringer("port", f.port.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
 		Int("request_bytes", wireCard(c.Format, card).Input.WireBytes()).Str("change", string(fl.cfg.ChangeOf(c))).Msg("function added")
@@ -142,22 +139,10 @@ func (f *function) close() {
 
 // SetShare sets the share of each instance by hand.
 func (fl *Fleet) SetShare(name string, percent float64) (Order, error) {
-	f := fl.functions.find(name)
-	if f == nil {
+	if fl.functions.find(name) == nil {
 		return Order{}, fl.functions.unknown(name)
 	}
-	s := fl.shareSnapshot()
-	err := fl.sharing.CheckByHand(&s, name, percent)
-	switch {
-	case err != nil:
-	case fl.cfg.Shares.Tune && !fl.cfg.Guarantees(): // it lasts until the next tuning
-		for _, in := range f.instances {
-			in.setShare(percent)
-		}
-	default:
-		f.byHand = percent
-		fl.reshare()
-	}
+	err := fl.sharing.setByHand(name, percent)
 	fl.keep()
 	return Order{Done: fmt.Sprintf("%s: share set to %v %%", name, percent)}, err
 }

@@ -154,12 +154,13 @@ func (f *function) replace(model *models.Card, want configs.Function, older []ol
 	f.model.setups[card] = setupUnder(&f.fleet.cfg, want, card)
 	if f.fleet.sharing.Device.Known { // tensor sizes depend on it; else admit creates them
 		for _, in := range f.instances {
-			if err := in.tensors.make(card, in.place, f.fleet.sharing.Device.GPU != nil); err != nil {
+			if err := in.tensors.make(card, in.id, f.fleet.sharing.Device.GPU != nil); err != nil {
 				return err
 			}
 		}
 	}
-	f.forgetFaults()
+	f.fleet.faults.guard.Forget(f.name) // they belong to the old model
+	f.release()
 	f.model.replacing = &replacement{old: f.model.desired, want: want, older: older, waits: slices.Clone(f.instances), done: done}
 	f.want(card)
 	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing processes")

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/models"
 )
 
@@ -313,7 +314,7 @@ func TestSuperseded(t *testing.T) {
 		b.turn()
 		started = b.processes("a")
 	}
-	b.fakes[victim{place{"a", 0}, started[1].Generation}].die(control.Failed, "no memory for its weights")
+	b.fakes[victim{gslice.ID{IF: "a"}, started[1].Generation}].die(control.Failed, "no memory for its weights")
 	b.settles("a")
 	if again, _ := b.serves("a"); again != now || b.functions.find("a").model.replacing != nil || len(b.processes("a")) != 1 {
 		t.Errorf("generation %d serves of %+v, want only %d", again, b.processes("a"), now)
@@ -469,7 +470,7 @@ func TestEditRemovesWorker(t *testing.T) {
 			b.turn()
 		}
 		all := b.processes("b")
-		b.fakes[victim{place{"b", 0}, all[len(all)-1].Generation}].die(control.Failed, "no memory")
+		b.fakes[victim{gslice.ID{IF: "b"}, all[len(all)-1].Generation}].die(control.Failed, "no memory")
 		b.settles("b")
 		_, p := b.serves("b")
 		p.die(control.Failed, "signal: killed") // later

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
@@ -25,7 +26,7 @@ import (
 type nodeBed struct {
 	*Fleet
 	calls
-	t     *testing.T
+	t     testing.TB
 	fakes map[victim]*fakeProcess
 	told  control.Desired // the last state that the orchestrator has received
 	device,
@@ -96,13 +97,13 @@ func h200() *control.ObservedDevice {
 
 // newNode runs these functions, each with testCard, on a device. With MPS they have groups of
 // multiprocessors.
-func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
+func newNode(t testing.TB, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	return newCachedNode(t, "", device, gpu, mechanism, functions...)
 }
 
 // newCachedNode is newNode with a folder for what it learns about the GPU.
-func newCachedNode(t *testing.T, cache, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
+func newCachedNode(t testing.TB, cache, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	cfg := configs.Default()
 	cfg.Shares.Policy = configs.PolicyGSLICE
@@ -147,6 +148,16 @@ func (b *nodeBed) rollback(name string) (<-chan error, error)     { return endOf
 func endOf(o Order, err error) (<-chan error, error)              { return o.End, err }
 func errorOf(_ Order, err error) error                            { return err }
 
+func (b *nodeBed) add(c configs.Function) error { return b.Fleet.add(c, 0) }
+
+// setShare sets the share of an instance, as package sharing does.
+func setShare(in *instance, percent float64) {
+	in.fleet.sharing.carryOut(sharing.SetShare{ID: in.id, Percent: percent}, 0)
+}
+
+// changeOf is how a function's share changes.
+func changeOf(f *function) configs.Change { return f.fleet.sharing.Change(&f.fleet.cfg, f.config) }
+
 // page returns the status of the node.
 func (b *nodeBed) page() control.Status { return b.Snapshot().Status }
 
@@ -164,7 +175,9 @@ func (b *nodeBed) series(name string) []*dto.Metric {
 }
 
 // instance returns an instance of a function.
-func (b *nodeBed) instance(name string, i int) *instance { return b.functions.instance(place{name, i}) }
+func (b *nodeBed) instance(name string, i int) *instance {
+	return b.functions.instance(gslice.ID{IF: name, Instance: i})
+}
 
 func named(name string, percent float64) configs.Function {
 	return configs.Function{Name: name, Instances: 1, SharePercent: percent}
@@ -203,7 +216,7 @@ func (b *nodeBed) turns() {
 func (b *nodeBed) follow() {
 	wanted := map[victim]bool{}
 	for _, d := range b.told.Processes {
-		v := victim{place{d.IF, d.Instance}, d.Generation}
+		v := victim{gslice.ID{IF: d.IF, Instance: d.Instance}, d.Generation}
 		wanted[v] = true
 		p := b.fakes[v]
 		if p == nil {
@@ -242,7 +255,7 @@ func (b *nodeBed) follow() {
 
 // live takes a process's next step.
 func (b *nodeBed) live(v victim, p *fakeProcess) {
-	in := b.instance(v.name, v.instance)
+	in := b.instance(v.IF, v.Instance)
 	switch {
 	case p.state.Ended():
 	case p.role == control.Drain:
@@ -288,7 +301,7 @@ const misanswers = "model answers wrongly on this GPU"
 
 // misanswers reports whether a process's model answers wrongly.
 func (b *nodeBed) misanswers(v victim, p *fakeProcess) bool {
-	return b.wrong != nil && b.mechanism == sharing.MechanismMPS && len(p.to) == 0 && b.wrong(v.name, p.share)
+	return b.wrong != nil && b.mechanism == sharing.MechanismMPS && len(p.to) == 0 && b.wrong(v.IF, p.share)
 }
 
 // tooFew is the reason that a process reports if its model does not run on its groups.
@@ -312,7 +325,7 @@ func (b *nodeBed) report() {
 	for _, v := range b.sorted() {
 		p := b.fakes[v]
 		seen := control.ObservedProcess{
-			IF: v.name, Instance: v.instance, Generation: v.generation, State: p.state,
+			IF: v.IF, Instance: v.Instance, Generation: v.generation, State: p.state,
 			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, InfeasibleGroups: p.unfit,
 			WrongAnswers: p.wrong, Batches: testCard().Batches[:p.sizes], WarmingUp: p.sizes > 0 && p.sizes < len(testCard().Batches),
 			EphemeralBytes: int64(p.sizes), Superseded: p.superseded,
@@ -328,20 +341,20 @@ func (b *nodeBed) report() {
 
 func (b *nodeBed) sorted() []victim {
 	return slices.SortedFunc(maps.Keys(b.fakes), func(x, y victim) int {
-		return cmp.Or(cmp.Compare(x.name, y.name), cmp.Compare(x.instance, y.instance), cmp.Compare(x.generation, y.generation))
+		return cmp.Or(cmp.Compare(x.IF, y.IF), cmp.Compare(x.Instance, y.Instance), cmp.Compare(x.generation, y.generation))
 	})
 }
 
 // disjoint checks that no two instances may use the same group.
 func (b *nodeBed) disjoint() {
 	b.t.Helper()
-	on := map[int]place{}
+	on := map[int]gslice.ID{}
 	for _, v := range b.sorted() {
 		for _, g := range b.fakes[v].groups() {
-			if other, taken := on[g]; taken && other != v.place {
-				b.t.Fatalf("%v and %v may both be on group %d", other, v.place, g)
+			if other, taken := on[g]; taken && other != v.ID {
+				b.t.Fatalf("%v and %v may both be on group %d", other, v.ID, g)
 			}
-			on[g] = v.place
+			on[g] = v.ID
 		}
 	}
 }
@@ -353,7 +366,7 @@ func (b *nodeBed) serves(name string) (uint32, *fakeProcess) {
 	if q == nil {
 		b.t.Fatalf("nobody serves %s", name)
 	}
-	p := b.fakes[victim{place{name, 0}, q.Generation}]
+	p := b.fakes[victim{gslice.ID{IF: name}, q.Generation}]
 	if p == nil || p.state != control.Active {
 		b.t.Fatalf("%s generation %d is %+v, want it active", name, q.Generation, p)
 	}
@@ -367,7 +380,7 @@ func (b *nodeBed) shadow(name string) (uint32, *fakeProcess) {
 	if q == nil {
 		b.t.Fatalf("%s has no shadow", name)
 	}
-	return q.Generation, b.fakes[victim{place{name, 0}, q.Generation}]
+	return q.Generation, b.fakes[victim{gslice.ID{IF: name}, q.Generation}]
 }
 
 func (b *nodeBed) sms(groups []int) (n int) {
@@ -384,13 +397,13 @@ func (b *nodeBed) status(name string) control.FunctionStatus {
 	if f == nil {
 		b.t.Fatalf("there is no function %s", name)
 	}
-	b.reshare()
+	b.sharing.decide(occasion{})
 	stats := f.port.Stats()
 	return f.status(&stats)
 }
 
 func (v victim) String() string {
-	return fmt.Sprintf("%s/%d generation %d", v.name, v.instance, v.generation)
+	return fmt.Sprintf("%s/%d generation %d", v.IF, v.Instance, v.generation)
 }
 
 // givenUp lets the node reach a steady state. It checks that a replacement has ended for that

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"crypto/rand"
 	"errors"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 // process is what an instance knows of the process of a generation, besides its place in the
 // pair. The control loop owns it.
 type process struct {
+	ticket string // that it must show when it attaches
 	pid    int
 	conn   *control.AttachConn // nil if the process is not attached
 	worker string              // that hosts it; empty if it is not in one
@@ -36,7 +38,7 @@ type processes map[uint32]*process
 // of returns the process of a generation, and adds it if it is not known.
 func (p processes) of(generation uint32) *process {
 	if p[generation] == nil {
-		p[generation] = &process{}
+		p[generation] = &process{ticket: rand.Text()}
 	}
 	return p[generation]
 }
@@ -57,10 +59,22 @@ func (p processes) hangUp(generation uint32) {
 	}
 }
 
-// forget drops a process, and closes its connection.
-func (p processes) forget(generation uint32) {
-	p.hangUp(generation)
-	delete(p, generation)
+// reset drops what is known of a process, except its ticket, and closes its connection.
+func (p processes) reset(generation uint32) {
+	if q := p[generation]; q != nil {
+		p.hangUp(generation)
+		*q = process{ticket: q.ticket}
+	}
+}
+
+// keep drops the processes that are no longer desired.
+func (p processes) keep(of *pair.Pair) {
+	for generation := range p {
+		if of.Process(generation) == nil {
+			p.hangUp(generation)
+			delete(p, generation)
+		}
+	}
 }
 
 // reported is the last report of an active process, and its card: another worker has another card. The
@@ -134,13 +148,13 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 	for _, q := range in.pair.Processes() {
 		with := in.f.setupFor(q.Card)
 		p := control.DesiredProcess{
-			IF: in.f.name, Instance: in.place.instance, Generation: q.Generation,
+			IF: in.f.name, Instance: in.id.Instance, Generation: q.Generation,
 			SharedWeights: with.weights == configs.WeightsShared && in.fleet.sharing.Device.GPU != nil,
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,
-			Worker: with.worker, Environment: with.environment, Ticket: in.fleet.generations.ticket(in.place, q.Generation),
+			Worker: with.worker, Environment: with.environment, Ticket: in.processes.of(q.Generation).ticket,
 		}
-		in.orders.fill(&p, q, &in.fleet.cfg, in.f.change())
+		in.orders.fill(&p, q, &in.fleet.cfg, in.fleet.sharing.Change(&in.fleet.cfg, in.f.config))
 		p.PartialWarmUp = q.Early && in.fleet.sharing.Device.GPU != nil && in.fleet.sharing.AnswersRightly(&in.fleet.cfg, in.f.config, q)
 		if w, ok := in.fleet.cfg.Worker(with.worker); ok {
 			p.WorkerLimits = limitsOf(w)

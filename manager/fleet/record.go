@@ -170,10 +170,10 @@ func (fl *Fleet) restore(r recorded) error {
 	if fl.cfg.Shares.Tune && !fl.cfg.Guarantees() {
 		r.SharePercent = 0 // the next tuning would change it
 	}
-	err := fl.addWith(c, r.SharePercent)
+	err := fl.add(c, r.SharePercent)
 	if err != nil && r.Port != 0 {
 		fl.log.Warn().Err(err).Msg("cannot restore a function at its port; choosing another port")
-		err = fl.addWith(r.Function, r.SharePercent)
+		err = fl.add(r.Function, r.SharePercent)
 	}
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/penstock/penstock/configs"
@@ -10,6 +11,7 @@ import (
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/sharing"
+	"github.com/rs/zerolog"
 )
 
 // traffic has measurements of the requests that pass through an instance.
@@ -28,68 +30,93 @@ type occasion struct {
 	interval bool              // shares.interval has passed: take windows
 }
 
-// share lets package sharing decide about the functions as they are now, and carries out what it decides.
-func (fl *Fleet) share(now time.Duration, why occasion) {
-	s := fl.shareSnapshot()
+// division divides the device among the functions: package sharing decides, and division carries it out.
+// The control loop owns it.
+type division struct {
+	*sharing.Sharing
+	cfg       *configs.Config
+	functions *functions
+	published *control.Desired
+	started   time.Time
+	log       zerolog.Logger
+	seen      []sharing.Function // of the last snapshot that was decided about; the next one uses its memory
+}
+
+// decide lets package sharing decide about the functions as they are now, and carries that out.
+func (d *division) decide(why occasion) { d.decideAt(time.Since(d.started), why) }
+
+// decideAt is decide at a time since the manager began.
+func (d *division) decideAt(now time.Duration, why occasion) {
+	s := d.snapshot(d.seen[:0])
 	s.Now, s.Observed, s.Counted, s.Interval = now, why.observed, why.counts, why.interval
-	fl.functions.eachInstance(func(in *instance) {
-		d := s.Instance(in.id())
-		if why.counts {
-			d.Arrivals = in.traffic.Arrivals()
+	d.seen = s.Functions
+	for i, f := range *d.functions {
+		for j, in := range f.instances {
+			to := &s.Functions[i].Instances[j]
+			if why.counts {
+				to.Arrivals = in.traffic.Arrivals()
+			}
+			if why.interval {
+				w := in.traffic.Window()
+				to.Window = &w
+			}
 		}
-		if why.interval {
-			w := in.traffic.Window()
-			d.Window = &w
-		}
-	})
-	for _, a := range fl.sharing.Decide(s) {
-		fl.carryOut(a, now)
+	}
+	for _, a := range d.Decide(s) {
+		d.carryOut(a, now)
 	}
 }
 
-// reshare is share for a change of the functions.
-func (fl *Fleet) reshare() { fl.share(time.Since(fl.started), occasion{}) }
-
-// shareSnapshot describes the functions for package sharing.
-func (fl *Fleet) shareSnapshot() sharing.Snapshot {
-	s := sharing.Snapshot{Config: &fl.cfg, Running: runclock.Now(), Published: &fl.orchestrator.desired}
-	for _, f := range fl.functions {
-		d := sharing.Function{Config: f.config, Objective: f.slo, ByHand: f.byHand, Edits: f.shareEdits, Removing: f.leaves}
+// snapshot describes the functions, without their traffic. It uses the memory of list, up to its capacity.
+func (d *division) snapshot(list []sharing.Function) sharing.Snapshot {
+	for _, f := range *d.functions {
+		var to *sharing.Function
+		list, to = next(list)
+		*to = sharing.Function{Config: f.config, Objective: f.slo, ByHand: f.byHand, Edits: f.shareEdits, Removing: f.leaves, Instances: to.Instances[:0]}
 		for _, in := range f.instances {
-			d.Instances = append(d.Instances, in.shareSnapshot())
+			var of *sharing.Instance
+			to.Instances, of = next(to.Instances)
+			p := in.pair
+			*of = sharing.Instance{
+				Card: p.Card(), Worker: f.setupFor(p.Card()).worker, Share: p.Share(), Last: p.Last(), Changing: p.Changing(),
+				Movable: max(in.ringSince, in.batchesSince), Report: in.reported.Report, Processes: of.Processes[:0],
+			}
+			if q := p.Active(); q != nil {
+				of.Active = q.Generation
+			}
+			for _, q := range p.Processes() {
+				of.Processes = append(of.Processes, sharing.Process{Process: *q, Worker: f.setupFor(q.Card).worker, Groups: in.orders.assigned[q.Generation]})
+			}
 		}
-		s.Functions = append(s.Functions, d)
 	}
-	fl.sharing.Judged(&s)
+	s := sharing.Snapshot{Config: d.cfg, Running: runclock.Now(), Published: d.published, Functions: list}
+	d.Judged(&s)
 	return s
 }
 
-// shareSnapshot describes the instance, without its traffic.
-func (in *instance) shareSnapshot() sharing.Instance {
-	p := in.pair
-	s := sharing.Instance{
-		Card: p.Card(), Worker: in.f.workerOf(p.Card()), Share: p.Share(), Last: p.Last(), Changing: p.Changing(),
-		Movable: in.movable(), Report: in.reported.Report,
+// next appends an element to a list. If the list has room, it is what was there before.
+func next[T any](list []T) ([]T, *T) {
+	if len(list) == cap(list) {
+		list = append(list, *new(T))
+	} else {
+		list = list[:len(list)+1]
 	}
-	if q := p.Active(); q != nil {
-		s.Active = q.Generation
-	}
-	for _, q := range p.Processes() {
-		s.Processes = append(s.Processes, sharing.Process{Process: *q, Worker: in.f.workerOf(q.Card), Groups: in.orders.assigned[q.Generation]})
-	}
-	return s
+	return list, &list[len(list)-1]
 }
 
 // carryOut carries out what package sharing has decided.
-func (fl *Fleet) carryOut(a sharing.Action, now time.Duration) {
+func (d *division) carryOut(a sharing.Action, now time.Duration) {
 	on := func(id gslice.ID, do func(*instance)) {
-		if in := fl.functions.instance(place{id.IF, id.Instance}); in != nil {
+		if in := d.functions.instance(id); in != nil {
 			do(in)
 		}
 	}
 	switch a := a.(type) {
 	case sharing.SetShare:
-		on(a.ID, func(in *instance) { in.setShare(a.Percent) })
+		on(a.ID, func(in *instance) {
+			in.pair.SetShare(a.Percent)
+			in.queue.SetWeight(cmp.Or(a.Percent, 100))
+		})
 	case sharing.SetTerms:
 		on(a.ID, func(in *instance) { in.orders.terms[a.Worker] = a.Terms })
 	case sharing.SetGroups:
@@ -97,7 +124,7 @@ func (fl *Fleet) carryOut(a sharing.Action, now time.Duration) {
 	case sharing.NextWindow:
 		on(a.ID, func(in *instance) { in.traffic.NextWindow() })
 	case sharing.Tune:
-		fl.share(now, occasion{interval: true})
+		d.decideAt(now, occasion{interval: true})
 	case sharing.Renew:
 		on(a.ID, func(in *instance) { in.pair.Renew() })
 	case sharing.Kill:
@@ -107,48 +134,51 @@ func (fl *Fleet) carryOut(a sharing.Action, now time.Duration) {
 	case sharing.Refuse:
 		on(a.ID, func(in *instance) { in.pair.Wrong(a.Generation) })
 	case sharing.Judge:
-		fl.sharing.Keep(a)
+		d.Keep(a)
 	case sharing.Open:
-		fl.sharing.Open(a.GPU)
+		d.Open(a.GPU)
 	case sharing.ForgetDevice:
-		fl.functions.eachInstance((*instance).forgetDevice)
+		d.functions.eachInstance((*instance).forgetDevice)
 	case sharing.Log:
-		log := &fl.log
+		log := &d.log
 		on(a.ID, func(in *instance) { log = &in.log })
 		log.WithLevel(a.Level).Fields(a.Fields).Msg(a.Message)
 	}
 }
 
-// setShare sets the desired share; 0 means no share, the whole device.
-func (in *instance) setShare(percent float64) {
-	in.pair.SetShare(percent)
-	if percent == 0 {
-		percent = 100
+// setByHand sets the share of each instance of a function, as an operator wants it.
+func (d *division) setByHand(name string, percent float64) error {
+	s := d.snapshot(nil)
+	if err := d.CheckByHand(&s, name, percent); err != nil {
+		return err
 	}
-	in.queue.SetWeight(percent)
+	f := d.functions.find(name)
+	if d.cfg.Shares.Tune && !d.cfg.Guarantees() { // it lasts until the next tuning
+		for _, in := range f.instances {
+			d.carryOut(sharing.SetShare{ID: in.id, Percent: percent}, 0)
+		}
+		return nil
+	}
+	f.byHand = percent
+	d.decide(occasion{})
+	return nil
 }
 
-// id names the instance for package sharing.
-func (in *instance) id() gslice.ID { return gslice.ID{IF: in.place.name, Instance: in.place.instance} }
-
-// change is how the function's share changes.
-func (f *function) change() configs.Change { return f.fleet.sharing.Change(&f.fleet.cfg, f.config) }
+// fits returns an error if there is no room for another function.
+func (d *division) fits(c configs.Function) error {
+	s := d.snapshot(nil)
+	return d.Fits(&s, c)
+}
 
 // hosts reports whether a worker has processes, or is going to.
 func (list functions) hosts(worker string) (used bool) {
 	list.eachInstance(func(in *instance) {
-		used = used || in.f.workerOf(in.pair.Card()) == worker
+		used = used || in.f.setupFor(in.pair.Card()).worker == worker
 		for _, q := range in.pair.Processes() {
-			used = used || in.f.workerOf(q.Card) == worker
+			used = used || in.f.setupFor(q.Card).worker == worker
 		}
 	})
 	return used
-}
-
-// fits returns an error if there is no room for another function.
-func (fl *Fleet) fits(c configs.Function) error {
-	s := fl.shareSnapshot()
-	return fl.sharing.Fits(&s, c)
 }
 
 // orders are what was decided about the processes of an instance. It has no terms and no groups at first.

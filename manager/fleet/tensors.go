@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -12,13 +13,13 @@ import (
 type tensors map[*models.Card]*shm.Region
 
 // make allocates the buffers of a card's largest batch, unless they exist. The device must be known.
-func (t tensors) make(card *models.Card, of place, gpu bool) error {
+func (t tensors) make(card *models.Card, of gslice.ID, gpu bool) error {
 	if t[card] != nil {
 		return nil
 	}
-	region, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", of.name, of.instance), tensorBytes(card, gpu), shm.Options{Writable: true})
+	region, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", of.IF, of.Instance), tensorBytes(card, gpu), shm.Options{Writable: true})
 	if err != nil {
-		return fmt.Errorf("make tensors of %s: %w", of.name, err)
+		return fmt.Errorf("make tensors of %s: %w", of.IF, err)
 	}
 	t[card] = region
 	return nil

@@ -48,7 +48,7 @@ func (t *trial) settle(err error) {
 
 // Add adds a function on trial. The order ends with the trial.
 func (fl *Fleet) Add(c configs.Function) (Order, error) {
-	if err := fl.add(c); err != nil {
+	if err := fl.add(c, 0); err != nil {
 		return Order{}, err
 	}
 	f := fl.functions.find(c.Name)

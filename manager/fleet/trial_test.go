@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/shm"
 )
@@ -30,7 +31,7 @@ func (b *nodeBed) cannotStart(name, reason string) {
 		b.Step()
 		b.follow()
 		for v, p := range b.fakes {
-			if v.name == name && !p.state.Ended() {
+			if v.IF == name && !p.state.Ended() {
 				p.die(control.Failed, reason)
 			}
 		}
@@ -122,7 +123,7 @@ func TestAdditionOneInstanceFails(t *testing.T) {
 		b.Step()
 		b.follow()
 		for v, p := range b.fakes {
-			if v.instance == 1 && !p.state.Ended() {
+			if v.Instance == 1 && !p.state.Ended() {
 				p.die(control.Failed, "no room for a second one")
 			}
 			b.live(v, p)
@@ -145,7 +146,7 @@ func TestAdditionOneInstanceServed(t *testing.T) {
 		b.follow()
 		for v, p := range b.fakes {
 			switch {
-			case v.instance == 0:
+			case v.Instance == 0:
 				b.live(v, p)
 			case p.state == control.Starting && served: // the second one takes longer
 				b.live(v, p)
@@ -154,7 +155,7 @@ func TestAdditionOneInstanceServed(t *testing.T) {
 		b.report()
 		if q := b.instance("b", 0).pair.Active(); !served && q != nil && q.State == control.Active {
 			served = true
-			b.fakes[victim{place{"b", 0}, q.Generation}].die(control.Failed, "killed")
+			b.fakes[victim{gslice.ID{IF: "b"}, q.Generation}].die(control.Failed, "killed")
 			b.report()
 		}
 	}
@@ -197,7 +198,7 @@ func TestAdditionFailureAnswers(t *testing.T) {
 // A model that needs more multiprocessors than it got at first gets more.
 func TestAdditionTooFewGroups(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 30))
-	b.needs = func(v victim) int { return map[string]int{"b": 2}[v.name] }
+	b.needs = func(v victim) int { return map[string]int{"b": 2}[v.IF] }
 	b.turns()
 	end := b.on(named("b", 6))
 	b.turns()
@@ -223,7 +224,7 @@ func TestAdditionOtherFault(t *testing.T) {
 			}
 			var last victim
 			for v := range b.fakes {
-				if v.name == "b" {
+				if v.IF == "b" {
 					last = v
 				}
 			}
@@ -257,7 +258,7 @@ func TestAdditionModelReplaced(t *testing.T) {
 				b.Step()
 				b.follow()
 				for v, p := range b.fakes {
-					q := b.instance(v.name, v.instance)
+					q := b.instance(v.IF, v.Instance)
 					if q == nil || p.state.Ended() {
 						continue
 					}

@@ -50,7 +50,7 @@ func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration,
 		w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: inferred - int64(each), Inferred: inferred}, inferred, 0)
 	}
 	b.traffic(in).window = w
-	b.share(now.Sub(b.started), occasion{interval: true})
+	b.sharing.decideAt(now.Sub(b.started), occasion{interval: true})
 	b.turns()
 }
 
