@@ -101,7 +101,7 @@ func New(o Options) *Fleet {
 		recorder:    recorder{dir: o.Dir, run: o.Run},
 	}
 	fl.faults.guard.Hold = fl.cfg.FaultHold
-	fl.orchestrator = orchestrator{link: o.Link, desired: control.Desired{
+	fl.orchestrator = orchestrator{link: o.Link, next: []control.DesiredProcess{}, desired: control.Desired{
 		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),
 		Device: fl.cfg.Device, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
 	}}

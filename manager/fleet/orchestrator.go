@@ -13,21 +13,23 @@ type orchestrator struct {
 	desired  control.Desired // as last published
 	observed control.Observed
 	alive    bool
+	next     []control.DesiredProcess // memory for the next desired processes
 }
 
-// publish publishes the desired processes if they have changed.
-func (o *orchestrator) publish(processes []control.DesiredProcess) (published bool, err error) {
+// publish publishes the desired processes if they have changed. It takes them over.
+func (o *orchestrator) publish(processes []control.DesiredProcess) error {
+	o.next = processes
 	if o.desired.Seq != 0 && reflect.DeepEqual(processes, o.desired.Processes) {
-		return false, nil
+		return nil
 	}
 	desired := o.desired
 	desired.Seq++
 	desired.Processes = processes
 	if err := o.link.Publish(desired); err != nil {
-		return false, err
+		return err
 	}
-	o.desired = desired
-	return true, nil
+	o.desired, o.next = desired, make([]control.DesiredProcess, 0, len(processes))
+	return nil
 }
 
 // receive keeps an orchestrator's report. ok is false for one that does not know this manager yet.
@@ -50,10 +52,9 @@ func (o *orchestrator) checkAlive() (stopped bool) {
 
 // publish sends the desired processes to the orchestrator if they have changed.
 func (fl *Fleet) publish() {
-	processes := []control.DesiredProcess{}
+	processes := fl.orchestrator.next[:0]
 	fl.functions.eachInstance(func(in *instance) { processes = in.desire(processes) })
-	_, err := fl.orchestrator.publish(processes)
-	if err != nil { // the next step tries again
+	if err := fl.orchestrator.publish(processes); err != nil { // the next step tries again
 		fl.log.Error().Err(err).Msg("cannot publish desired state")
 	}
 }

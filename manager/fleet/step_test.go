@@ -2,11 +2,29 @@ package fleet
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testing/must"
 )
+
+// TestPublishedStateStays: the link sends a published state later, so no later step may write into it.
+func TestPublishedStateStays(t *testing.T) {
+	b := newGuaranteedNode(t, configs.DeviceCPU, named("a", 30), named("b", 30))
+	published := b.told.Processes
+	before := slices.Clone(published)
+	must.OK(t, b.remove("a"))
+	b.turns()
+	b.turns()
+	if b.told.Processes[0].IF != "b" {
+		t.Fatalf("the manager wants %+v, want only b", b.told.Processes)
+	}
+	if !reflect.DeepEqual(published, before) {
+		t.Errorf("the published state became %+v, want it as it was: %+v", published, before)
+	}
+}
 
 // BenchmarkStep is what a step of the control loop costs on a node of 64 functions that serve, and its parts.
 func BenchmarkStep(b *testing.B) {

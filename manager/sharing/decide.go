@@ -21,6 +21,7 @@ type Decider struct {
 	Device Device
 
 	members    []*member // in the order of the functions
+	spare      []*member // memory for the next members
 	tuned      time.Duration
 	shares     shares
 	groups     groups
@@ -108,7 +109,7 @@ func (d *Decider) log(id gslice.ID, level zerolog.Level, message string, fields 
 // readFunctions takes the functions of the snapshot over.
 func (d *Decider) readFunctions() {
 	before := d.members
-	d.members = nil
+	d.members = d.spare[:0]
 	for i := range d.s.Functions {
 		f := &d.s.Functions[i]
 		for n, in := range f.Instances {
@@ -116,6 +117,7 @@ func (d *Decider) readFunctions() {
 			m := find(before, id)
 			if m == nil {
 				m = &member{id: id, byHand: f.ByHand, edits: f.Edits, seen: map[uint32]*observation{}, new: true}
+				m.entitled.terms = map[string]control.Terms{}
 			}
 			m.Instance, m.f = in, f
 			for generation := range m.seen {
@@ -129,6 +131,7 @@ func (d *Decider) readFunctions() {
 	if !slices.Equal(before, d.members) {
 		d.groups.allocator.Invalidate()
 	}
+	d.spare = before
 }
 
 func find(members []*member, id gslice.ID) *member {

@@ -30,6 +30,7 @@ type guarantees struct {
 	workers map[string]guarantee.Action
 	ran     map[string]int64 // requests that the members of a worker ran
 	known   []claim          // that the last decision was about
+	spare   []claim          // memory for the next ones
 	due     bool
 }
 
@@ -134,7 +135,7 @@ func (p *guarantees) measure(d *Decider, elapsed time.Duration) {
 // decide decides if an interval has ended, a rate rose, or the functions have changed. It then sets the
 // terms.
 func (p *guarantees) decide(d *Decider) {
-	var claims []claim
+	claims := p.spare[:0]
 	for _, m := range d.members {
 		if d.s.Counted {
 			p.due = m.entitled.demand.Observe(m.Arrivals, d.s.Now) || p.due
@@ -153,7 +154,7 @@ func (p *guarantees) decide(d *Decider) {
 	if p.due || !slices.Equal(claims, p.known) {
 		p.guarantee(d)
 	}
-	p.due, p.known = false, claims
+	p.due, p.known, p.spare = false, claims, p.known
 	for _, m := range d.members {
 		d.setTerms(m)
 	}
@@ -274,24 +275,24 @@ func (d *Decider) level(m *member, a guarantee.Action) budget.Level {
 // setTerms sets the terms of the instance's processes, alone and in each worker. All members of a
 // worker have its guarantee.
 func (d *Decider) setTerms(m *member) {
-	workers := map[string]control.Terms{}
+	terms := m.entitled.terms
 	set := func(worker string) {
 		a := d.guarantees.guaranteeOf(m, worker)
-		workers[worker] = control.Terms{
+		t := control.Terms{
 			Level: d.level(m, a), MaxBatch: d.maxBatch(m, a), GuaranteePercent: round(100 * a.Allowance), BalanceNanos: int64(a.Saved),
+		}
+		if was, known := terms[worker]; !known || was != t {
+			terms[worker] = t
+			d.do(SetTerms{m.id, worker, t})
 		}
 	}
 	set(m.Worker)
 	for _, q := range m.Processes {
-		set(q.Worker)
-	}
-	for _, worker := range slices.Sorted(maps.Keys(workers)) {
-		t := workers[worker]
-		if was, known := m.entitled.terms[worker]; !known || was != t {
-			d.do(SetTerms{m.id, worker, t})
+		if q.Worker != m.Worker {
+			set(q.Worker)
 		}
 	}
-	m.entitled.terms = workers
+	maps.DeleteFunc(terms, func(worker string, _ control.Terms) bool { return !m.runsIn(worker) })
 }
 
 // maxBatch is how many requests a batch may have, given how long it may take: one of the card's sizes,
