@@ -354,7 +354,7 @@ func TestPlanErrors(t *testing.T) {
 	on := func(services string, more ...string) []string {
 		return append([]string{"--profiles", published, "--services", services}, more...)
 	}
-	illegal := file(t, "illegal.json", strings.Replace(mustRead(t, old), `"slot": 0`, `"slot": 3`, 1))
+	illegal := file(t, "illegal.json", strings.Replace(mustRead(t, old), `"slot": 2`, `"slot": 3`, 1))
 	for _, c := range []struct {
 		name string
 		args []string

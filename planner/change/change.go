@@ -248,15 +248,8 @@ func bounds(old *plan.Plan, p *plan.Problem) func(plan.Service) float64 {
 func compare(pl, fresh *plan.Plan) {
 	pl.LowerBound = fresh.LowerBound
 	pl.Optimal = fresh.LowerBound > 0 && pl.GPUs == fresh.LowerBound
-	switch {
-	case pl.GPUs == fresh.GPUs && pl.GPCs == fresh.GPCs:
-		pl.Notes = fresh.Notes
-	case pl.Optimal:
-		pl.Notes = []string{fmt.Sprintf("proved: no plan has fewer than %d GPUs", pl.GPUs)}
-	case pl.GPUs > fresh.GPUs:
-		pl.Notes = []string{fmt.Sprintf("a new plan without --from has %d GPUs, not %d, but moves services that stay here", fresh.GPUs, pl.GPUs)}
-	case fresh.LowerBound > 0:
-		pl.Notes = []string{fmt.Sprintf("proved: no plan has fewer than %d GPUs; not proved: no plan has fewer than %d", fresh.LowerBound, pl.GPUs)}
+	if pl.GPUs > fresh.GPUs {
+		pl.Notes = append(pl.Notes, fmt.Sprintf("a new plan without --from has %d GPUs, not %d, but moves services that stay here", fresh.GPUs, pl.GPUs))
 	}
 }
 
