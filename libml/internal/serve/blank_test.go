@@ -7,11 +7,12 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 )
 
 // A value of the outputs that was not written is an error.
 func TestWritten(t *testing.T) {
-	card := testCard()
+	card := functiontest.Card()
 	fresh := func() [][]byte {
 		outputs := [][]byte{make([]byte, 2*3*4), make([]byte, 2*4*4)}
 		wipe(outputs)
@@ -46,9 +47,9 @@ func TestWritten(t *testing.T) {
 // A model that does not write its outputs never serves: it would return their old
 // contents.
 func TestWarmUpWithoutOutputs(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
-	f.idle = true
-	c := h.start(1, f.build, nil)
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
+	f.Idle = true
+	c := h.start(1, f.Build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	if err := c.end(); err == nil || !strings.Contains(err.Error(), "warm up test at batch 8: 24 of 24 values of output a were not written") {
 		t.Errorf("it ends with %v", err)

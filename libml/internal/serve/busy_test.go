@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
@@ -32,37 +31,37 @@ func newBusyHarness(t *testing.T) *harness {
 
 // busyWord is what guests read.
 func (h *harness) busyWord() uint64 {
-	h.t.Helper()
+	h.TB.Helper()
 	file, err := os.ReadFile(h.busyPath)
-	must.OK(h.t, err)
+	must.OK(h.TB, err)
 	return binary.NativeEndian.Uint64(file)
 }
 
 // busyFiles returns the files of the busy word for a process, which closes them.
 func (h *harness) busyFiles() []*os.File {
-	h.t.Helper()
+	h.TB.Helper()
 	word, locks, err := h.busy.Files()
-	must.OK(h.t, err)
-	h.t.Cleanup(func() { locks.Close() })
-	return []*os.File{h.dup(word), locks}
+	must.OK(h.TB, err)
+	h.TB.Cleanup(func() { locks.Close() })
+	return []*os.File{h.Dup(word), locks}
 }
 
 func TestBusy(t *testing.T) {
 	h := newBusyHarness(t)
-	f := h.fake()
-	f.entered, f.gate = make(chan struct{}, 1), make(chan struct{})
+	f := h.Fake()
+	f.Entered, f.Gate = make(chan struct{}, 1), make(chan struct{})
 	c := h.takingTurns(f)
 	for range 2 {
 		if word := h.busyWord(); word != 0 {
 			t.Fatalf("the busy word of an idle process is %#x", word)
 		}
-		h.publish(0, h.picture(1), nil)
-		<-f.entered
+		h.Publish(0, h.Picture(1), nil)
+		<-f.Entered
 		if word := h.busyWord(); word != 1 {
 			t.Errorf("the busy word during a batch is %#x, want 1", word)
 		}
-		f.gate <- struct{}{}
-		h.answered(h.replies(1)[0], h.picture(1))
+		f.Gate <- struct{}{}
+		h.Answered(h.Replies(1)[0], h.Picture(1))
 	}
 	c.drained()
 }
@@ -70,33 +69,16 @@ func TestBusy(t *testing.T) {
 // TestBusyLost loses the device with a batch in flight.
 func TestBusyLost(t *testing.T) {
 	h := newBusyHarness(t)
-	f := h.fake()
-	f.entered, f.gate = make(chan struct{}, 1), make(chan struct{})
+	f := h.Fake()
+	f.Entered, f.Gate = make(chan struct{}, 1), make(chan struct{})
 	c := h.takingTurns(f)
-	h.publish(0, h.picture(1), nil)
-	<-f.entered
-	h.gpu.Lose()
-	close(f.gate)
-	h.replies(1)
+	h.Publish(0, h.Picture(1), nil)
+	<-f.Entered
+	h.GPU.Lose()
+	close(f.Gate)
+	h.Replies(1)
 	wait.For(t, "guests to go on", func() bool { return h.busyWord() == 0 })
 	c.await(control.Failed)
-}
-
-func TestBusyDemoted(t *testing.T) {
-	h := newBusyHarness(t)
-	l := h.loop(h.fake())
-	l.gate.Busy = l.p.takeBusyBit(h.busyFiles())
-	l.setAccount(gate.Config{Framework: gate.DemotedByTurn{}, Exclusive: true, Objective: time.Hour})
-	for _, demoted := range []bool{true, false} {
-		now := shm.Now()
-		begun := l.gate.Begin(now, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: demoted})
-		if word := h.busyWord(); (word != 0) == demoted {
-			t.Errorf("demoted %v: the busy word is %#x", demoted, word)
-		}
-		if l.gate.End(now, &begun); h.busyWord() != 0 {
-			t.Errorf("the busy word is %#x after the batch", h.busyWord())
-		}
-	}
 }
 
 // TestBusyWorker has two members of a worker, of which the first ends.
@@ -130,9 +112,25 @@ func TestBusyFull(t *testing.T) {
 		}
 	}
 	h.wake.Level = budget.Demoted
-	f := h.fake()
+	f := h.Fake()
 	c := h.takingTurns(f)
-	h.publish(0, h.picture(1), nil)
-	h.answered(h.replies(1)[0], h.picture(1))
+	h.Publish(0, h.Picture(1), nil)
+	h.Answered(h.Replies(1)[0], h.Picture(1))
 	c.drained()
+}
+
+func TestBusyDemoted(t *testing.T) {
+	h := newBusyHarness(t)
+	p := h.linked(h.Fake())
+	g := gate.New(p.newAccount(), nil, nil, nil, p.takeBusyBit(h.busyFiles()))
+	for _, demoted := range []bool{true, false} {
+		now := shm.Now()
+		begun := g.Begin(now, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: demoted})
+		if word := h.busyWord(); (word != 0) == demoted {
+			t.Errorf("demoted %v: the busy word is %#x", demoted, word)
+		}
+		if g.End(now, &begun); h.busyWord() != 0 {
+			t.Errorf("the busy word is %#x after the batch", h.busyWord())
+		}
+	}
 }

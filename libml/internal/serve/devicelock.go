@@ -43,7 +43,7 @@ func (l *deviceLock) acquire(stop func() bool) (release func(), err error) {
 	}
 	release = func() { unix.Close(fd) }
 	const interval = 200 * time.Microsecond
-	for began := shm.Now(); ; nap(interval) {
+	for began := shm.Now(); ; time.Sleep(interval) {
 		err := unix.Bind(fd, &unix.SockaddrUnix{Name: l.name})
 		waited := time.Duration(shm.Now() - began)
 		switch {

@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // testLock returns a lock that no other test has.
 func testLock(t *testing.T) *deviceLock {
-	return newDeviceLock(fmt.Sprintf("%s-%d", t.Name(), os.Getpid()), patience)
+	return newDeviceLock(fmt.Sprintf("%s-%d", t.Name(), os.Getpid()), functiontest.Patience)
 }
 
 func running() bool { return false }
@@ -28,7 +29,7 @@ func TestDeviceLock(t *testing.T) {
 	var all sync.WaitGroup
 	for range goroutines {
 		all.Go(func() {
-			l := deviceLock{name: own.name, patience: patience}
+			l := deviceLock{name: own.name, patience: functiontest.Patience}
 			for range rounds {
 				release, err := l.acquire(running)
 				if err != nil {
@@ -107,14 +108,14 @@ func TestWarmUpsTogether(t *testing.T) {
 	reports := make(chan control.Report, processes)
 	var ready []*child
 	for range processes {
-		h := newGPUHarness(t, testCard())
+		h := newGPUHarness(t, functiontest.Card())
 		h.timing.now = device.clock
-		f := h.fake()
-		f.work = device.run
-		c := h.start(1, f.build, nil)
+		f := h.Fake()
+		f.Work = device.run
+		c := h.start(1, f.Build, nil)
 		c.await(control.Loaded)
 		ready = append(ready, c)
-		h.channel.SetEpoch(1)
+		h.Channel.SetEpoch(1)
 	}
 	for _, c := range ready {
 		c.order(control.Order{Do: control.DoWake, Level: 3, GuaranteePercent: 30})
@@ -143,17 +144,17 @@ func TestWarmUpsTogether(t *testing.T) {
 
 // A process that hangs while it holds the lock delays no other process for long.
 func TestWarmUpWithoutLock(t *testing.T) {
-	h := newGPUHarness(t, testCard())
+	h := newGPUHarness(t, functiontest.Card())
 	h.timing.patience = time.Millisecond
-	owner := newDeviceLock(h.gpu.Name(), patience)
+	owner := newDeviceLock(h.GPU.Name(), functiontest.Patience)
 	release, err := owner.acquire(running)
 	must.OK(t, err)
 	defer release()
-	c := h.start(1, h.fake().build, nil)
+	c := h.start(1, h.Fake().Build, nil)
 	c.order(control.Order{Do: control.DoWake, Level: 3, GuaranteePercent: 30})
 	n := c.await(control.Ready)
-	if !slices.Equal(n.Batches, h.card.Batches) {
-		t.Errorf("ready with batches of %v, want %v", n.Batches, h.card.Batches)
+	if !slices.Equal(n.Batches, h.Card.Batches) {
+		t.Errorf("ready with batches of %v, want %v", n.Batches, h.Card.Batches)
 	}
 	c.drained()
 }

@@ -56,7 +56,7 @@ func (p *process) takesAllTurns() bool { return p.entry != nil && !p.entry.PerLe
 // newAccount begins the account of a process that is warmed up.
 func (p *process) newAccount() *gate.Account {
 	c := gate.Config{
-		Level: p.level, Exclusive: p.takesAllTurns(), Objective: p.slo, Terms: p.orders.present().terms,
+		Level: p.level, Exclusive: p.takesAllTurns(), Objective: p.slo, Terms: p.orders.terms(),
 		Times: make([]time.Duration, p.card.MaxBatch()+1), Size: p.sizes.ladder[0],
 	}
 	for _, w := range p.sizes.warm {

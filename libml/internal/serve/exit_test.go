@@ -3,6 +3,8 @@ package serve
 import (
 	"errors"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/functiontest"
 )
 
 func TestExit(t *testing.T) {
@@ -21,9 +23,9 @@ func TestExit(t *testing.T) {
 			if e.requested() || c.reason(e) != nil {
 				t.Error("requested at first")
 			}
-			c.request(e, errFake)
+			c.request(e, functiontest.ErrFake)
 			c.request(e, other)
-			if !e.requested() || c.reason(e) != errFake {
+			if !e.requested() || c.reason(e) != functiontest.ErrFake {
 				t.Errorf("requested %v because of %v, want the first error", e.requested(), c.reason(e))
 			}
 			reasons := 0

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
@@ -21,34 +22,33 @@ func Answers(t *testing.T, card *models.Card, build framework.Build, pictures []
 // to groups 0 and 1 of its multiprocessors.
 func GPUAnswers(t *testing.T, device string, groupSMs []int, card *models.Card, build framework.Build, pictures [][]byte) [][]byte {
 	t.Helper()
-	h := newHarnessWith(t, card, 2*card.OutputBytes())
-	h.device, h.split = device, groupSMs
+	h := &harness{Function: functiontest.NewSized(t, card, 2*card.OutputBytes()), device: device, split: groupSMs}
 	return h.answers(build, pictures, []int{0, 1})
 }
 
 func (h *harness) answers(build framework.Build, pictures [][]byte, moveTo []int) [][]byte {
-	h.t.Helper()
-	t := h.t
+	h.TB.Helper()
+	t := h.TB
 	c := h.start(1, build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	c.await(control.Ready)
 	for i, p := range pictures {
-		h.publish(uint32(i), p, nil)
+		h.Publish(uint32(i), p, nil)
 	}
-	h.channel.SetEpoch(1)
+	h.Channel.SetEpoch(1)
 	answers := make([][]byte, len(pictures))
-	for _, slot := range h.replies(len(pictures)) {
-		if got := h.status(slot); got != wire.StatusOK {
+	for _, slot := range h.Replies(len(pictures)) {
+		if got := h.Status(slot); got != wire.StatusOK {
 			t.Errorf("picture %d is %v, want ok", slot, got)
 		}
-		answers[slot] = append([]byte(nil), h.channel.ResultBytes(slot)...)
+		answers[slot] = append([]byte(nil), h.Channel.ResultBytes(slot)...)
 	}
 	if moveTo != nil {
 		c.moveTo(moveTo...)
 		c.awaitGroups(moveTo...)
-		h.publish(0, pictures[0], nil)
-		again := h.replies(1)[0]
-		if !bytes.Equal(h.channel.ResultBytes(again), answers[0]) {
+		h.Publish(0, pictures[0], nil)
+		again := h.Replies(1)[0]
+		if !bytes.Equal(h.Channel.ResultBytes(again), answers[0]) {
 			t.Error("after the move the first picture is answered otherwise")
 		}
 	}

@@ -1,484 +1,81 @@
 package serve
 
 import (
-	"fmt"
-	"math"
-	"time"
+	"runtime"
 
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gate"
-	"github.com/penstock/penstock/libml/lane"
-	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
+	"github.com/penstock/penstock/libml/internal/loop"
 )
 
-// loop is the batch loop. It owns the ring from Acquire to Release and belongs to one thread. A
-// batch takes these steps:
-//
-//  1. Take the complete requests. When the batching rule allows a batch, pick it by priority
-//     and deadline, as large as the rule allows. Answer `late` for requests that can no
-//     longer meet their deadline.
-//  2. Begin the batch: gather the fragments, infer, fetch the outputs (flight.go).
-//  3. Look for new work while it runs, if the device can run a second batch next to it.
-//     Begin that one when it is time (batching.Queue). In a worker the second
-//     batch is another member's (package gate).
-//  4. Finish the batch: decode each image's outputs into its result, flush.
-//  5. Tell the rule. If the process still owns the ring, continue with 1.
-//
-// On a CPU a batch is done when begin returns, so step 3 is empty. The loop moves to other
-// multiprocessors between two batches or next to one (move.go).
-//
-// The loop allocates nothing once it runs, except for new batch sizes.
-type loop struct {
-	p      *process
-	memory *memory
-	ring   *shm.Consumer
-
-	queue   *batching.Queue
-	choice  batching.Choice // the next batch
-	flights flights         // in the order of queue.Running
-
-	rules    rules
-	governor governor
-	naps     naps
-	moves    moves
-	reporter reporter
-	gate     *gate.Gate
-
-	pause     time.Duration // that the share requires after the last batch
-	retryAt   int64         // when a batch that was not admitted next to one in flight asks again
-	acquired  int64         // when this process got the ring
-	served    bool          // a batch has begun
-	announced bool
-
-	taken []uint32 // buffer of take
-	image [][]byte // buffer of decode
-}
-
-// maxWait bounds how long an idle loop sleeps before it checks again.
-const maxWait = 100 * time.Millisecond
-
-func newLoop(p *process, attached control.Attached) (*loop, error) {
-	n := p.memory.slots
-	l := &loop{
-		p: p, memory: p.memory, ring: p.memory.consumer,
-		flights:  newFlights(p.memory.inFlight, p.card.MaxBatch()),
-		governor: newGovernor(p.start.CPUs, p.threads()),
-		naps:     naps{poll: attached.BusyPollNanos > 0},
-		taken:    make([]uint32, n),
-		image:    make([][]byte, len(p.card.Outputs)),
-	}
-	l.rules.open(p, attached)
-	rule, err := l.rules.newRule(p.sizes.ladder)
+// openLoop makes the loop of a process that has linked its model. From now on a request to end wakes it.
+func (p *process) openLoop(attached control.Attached, linked control.Notice) (*loop.Loop, error) {
+	rule, err := p.newRule(p.sizes.ladder)
 	if err != nil {
 		return nil, err
 	}
-	l.queue = batching.NewQueue(rule, int(n), p.memory.inFlight)
-	l.queue.HalfFull, l.queue.Lead = attached.Streams > 1, firstLead
+	queue := batching.NewQueue(rule, int(p.memory.slots), p.memory.inFlight)
+	queue.HalfFull = attached.Streams > 1
 	for _, w := range p.sizes.warm {
-		l.queue.State = rule.Warm(l.queue.State, w.size, w.elapsed)
+		queue.State = rule.Warm(queue.State, w.size, w.elapsed)
 	}
-	l.gate = gate.New(p.newAccount(), p.place, p.entry, p.residence.Resident, p.busy)
-	l.reporter.p, l.reporter.account = p, l.gate.Account
+	g := gate.New(p.newAccount(), p.place, p.entry, p.residence.Resident, p.busy)
+	if p.conducted() {
+		if err := p.settle(queue.Typical(rule.Pad(1)), linked); err != nil {
+			g.Account.Close()
+			return nil, err
+		}
+	}
+	if p.entry == nil { // else a batch begins only when the process has the GPU
+		p.place.SetDevice(p.memory.device)
+	}
+	l := loop.New(loop.Config{
+		Process: p, Log: p.log, Card: p.card, SLO: p.slo,
+		Ring: p.memory.consumer, Slots: int(p.memory.slots),
+		Device: p.memory.device, Prioritized: p.memory.prioritized, Tensors: p.memory.tensors, Decoder: p.memory.decoder,
+		Queue: queue, Gate: g, Residence: p.residence, Share: &p.orders.share, Ending: &p.exit.draining,
+		BusyPoll: attached.BusyPollNanos > 0, CPUs: p.start.CPUs, Threads: p.threads(),
+	})
+	p.reporter = reporter{p: p, loop: l, account: g.Account}
+	p.exit.ring.Store(p.memory.consumer)
 	return l, nil
 }
 
-// run waits for the ring and serves it until the epoch changes or a drain is ordered. Then it
-// releases the ring. An error that wraps device.ErrLost means that the device failed: the requests
-// in flight are answered, the others are left to the next owner.
-func (l *loop) run() error {
-	defer l.gate.Account.Close()
-	if owned, err := l.acquire(); !owned {
-		return err
+// serve runs the batch loop, and on a GPU the mover, until the process must end.
+func (p *process) serve(l *loop.Loop, ready control.Notice) error {
+	d, ok := p.memory.device.(device.Partitioned)
+	if !ok {
+		return l.Run()
 	}
-	done := make(chan struct{})
-	defer close(done)
-	defer func() { l.gate.Withdraw(shm.Now()) }()
-
-	for _, slot := range l.ring.Recover(l.taken[:0]) {
-		l.addPending(slot)
+	raisePriority()
+	if runtime.NumCPU() >= eagerCPUs {
+		p.memory.consumer.Eager(eagerTime)
 	}
-	for !l.mustRelease() {
-		if err := l.step(done); err != nil {
-			return l.abandon(err)
-		}
-	}
-	l.ring.Settle()
-	if err := l.p.exit.lostDevice(); err != nil {
-		return l.abandon(err)
-	}
-	for l.flights.count > 0 {
-		if err := l.finish(); isLost(err) {
-			return l.abandon(err)
-		}
-	}
-	l.release()
-	return nil
+	m := p.startMover(l, d, ready)
+	return m.end(l.Run())
 }
 
-// acquire waits for the ring. Meanwhile it carries out the conductor's orders, and moves. It returns
-// false if the process must end before, with the reason if that is a failure.
-func (l *loop) acquire() (owned bool, err error) {
-	for {
-		if err := l.conduct(); err != nil {
-			return false, err
-		}
-		owned, err := l.ring.Acquire(shm.Now() + int64(maxWait))
-		if err != nil {
-			return false, fmt.Errorf("wait for the ring: %w", err)
-		}
-		if owned {
-			l.acquired = shm.Now()
-			return true, nil
-		}
-		if l.p.exit.requested() {
-			return false, l.p.exit.lostDevice()
-		}
-		if err := l.extend(); err != nil {
-			return false, err
-		}
-		l.startMove()
-		l.completeMove(-1)
-	}
-}
+// The methods of loop.Process. LoadModel and EvictModel are in residence.go.
 
-// mustRelease reports whether no batch may begin any more.
-func (l *loop) mustRelease() bool { return !l.ring.Entitled() || l.p.exit.requested() }
+func (p *process) InferBatch(slot, n int) error { return p.framework.InferBatch(slot, n) }
 
-// step begins a batch, finishes one, or waits for one of these. The error wraps device.ErrLost.
-func (l *loop) step(done <-chan struct{}) error {
-	if err := l.prepare(); err != nil {
-		return err
-	}
-	await, err := l.beginNext(done)
-	if err != nil || !await || !l.await() {
-		return err
-	}
-	return l.finishNext(done)
-}
-
-// prepare does what comes before the choice of a batch: it takes requests, adds batch sizes, moves, and loads
-// or evicts the model.
-func (l *loop) prepare() error {
-	l.take()
-	if err := l.extend(); err != nil {
-		return err
-	}
-	l.startMove()
-	return l.conduct()
-}
-
-// beginNext begins a batch if one may begin, and otherwise waits if none is in flight. It reports whether to
-// await a batch: one is in flight, and no other one can begin.
-func (l *loop) beginNext(done <-chan struct{}) (await bool, err error) {
-	if !l.mayBegin() {
-		if l.flights.count == 0 {
-			l.sleep(done)
-			return false, nil
-		}
-		return true, nil
-	}
-	switch ok, retryAt := l.admit(); {
-	case !ok && l.flights.count > 0:
-		l.retryAt = min(retryAt, shm.Now()+int64(retryNap))
-		return true, nil
-	case !ok:
-		l.wait(done, retryAt)
+func (p *process) CompareNext(slot int, ladder []int) (compared bool, err error) {
+	compared, err = p.compareNext(slot, ladder)
+	if err != nil && !loop.IsLost(err) {
+		p.exit.fail(err)
 		return false, nil
 	}
-	if err := l.begin(); isLost(err) {
-		return false, err
-	}
-	return l.flights.full(), nil
+	return compared, err
 }
 
-// finishNext finishes a batch that has ended.
-func (l *loop) finishNext(done <-chan struct{}) error {
-	if err := l.finish(); isLost(err) {
-		return err
-	}
-	l.announce(done)
-	l.rest(shm.Now() + int64(l.pause))
-	return nil
+func (p *process) DeviceLost() error { return p.exit.lostDevice() }
+
+// Active tells the orchestrator, and starts to tell the manager, that this process serves.
+func (p *process) Active(done <-chan struct{}) {
+	p.notices.send(control.Notice{State: control.Active})
+	go p.reporter.run(done)
 }
 
-// admit picks the next batch and reports whether it may begin. If not, the loop waits until retryAt or until it
-// is woken; retryAt is 0 if there is nothing to wait for.
-func (l *loop) admit() (ok bool, retryAt int64) {
-	l.pick()
-	now := shm.Now()
-	if l.choice.Batch > 0 && !l.p.residence.Resident() {
-		if l.p.residence.Failure(now) != nil {
-			l.answerAll(l.queue.Pending, wire.StatusFailed)
-			l.queue.Pending, l.choice = l.queue.Pending[:0], batching.Choice{}
-		}
-	}
-	if l.choice.Batch == 0 {
-		l.gate.Withdraw(now)
-		return false, 0
-	}
-	batch := l.batch()
-	return l.gate.Admit(now, lane.Job{
-		Complete: firstComplete(batch).Whole, Deadline: earliestDeadline(batch), Batch: l.queue.Expected(len(batch)),
-		Requests: len(batch), Demoted: l.choice.Demoted,
-	})
-}
-
-// wait waits, with a picked batch that may not begin, until a time or until the loop is woken.
-func (l *loop) wait(done <-chan struct{}, until int64) {
-	if until == 0 {
-		return
-	}
-	l.ring.Settle()
-	l.announce(done)
-	if !l.gate.Wait(until) {
-		l.ring.Wait(until)
-	}
-}
-
-// sleep waits for work, with nothing in flight.
-func (l *loop) sleep(done <-chan struct{}) {
-	l.gate.Withdraw(shm.Now())
-	l.ring.Settle()
-	l.announce(done)
-	l.completeMove(-1)
-	l.ring.Wait(l.waitUntil())
-}
-
-// release gives the ring to its next owner.
-func (l *loop) release() {
-	l.gate.Withdraw(shm.Now())
-	l.ring.Release()
-	// The next owner has been woken, perhaps on this CPU, and has work to do. The rest here can
-	// wait. Sleep in the kernel: Go's own sleep would first look for other goroutines to run.
-	nap(releaseNap)
-	l.p.notices.send(control.Notice{State: control.Draining})
-}
-
-// take moves complete requests from the ring to pending.
-func (l *loop) take() {
-	for _, slot := range l.taken[:l.ring.Take(l.taken)] {
-		l.addPending(slot)
-	}
-}
-
-// batch returns the requests of the picked batch.
-func (l *loop) batch() []batching.Request {
-	return l.queue.Pending[l.choice.Reserved:][:l.choice.Batch]
-}
-
-func earliestDeadline(batch []batching.Request) int64 {
-	earliest := int64(math.MaxInt64)
-	for i := range batch {
-		earliest = min(earliest, batch[i].Deadline)
-	}
-	return earliest
-}
-
-// mayBegin reports whether a batch may begin now.
-func (l *loop) mayBegin() bool {
-	now := shm.Now()
-	if len(l.queue.Pending) == 0 || l.flights.count > 0 && (now < l.retryAt || !l.gate.Joins(now, !l.guaranteed(now))) {
-		return false
-	}
-	l.queue.Elsewhere = l.moves.incomplete() // the first batch after the move runs next to the last one before it
-	return l.queue.MayBegin(now, !l.guaranteed(now))
-}
-
-// guaranteed reports whether a batch that begins now is within the guarantee.
-func (l *loop) guaranteed(now int64) bool {
-	share := l.p.orders.present()
-	l.queue.MaxBatch = share.maxBatch
-	guaranteed, changed := l.gate.Account.Guaranteed(now, share.terms, l.queue.Size())
-	if changed {
-		l.queue.Retry()
-	}
-	return guaranteed
-}
-
-// extend switches to a rule with more batch sizes, if there is one (partial.go). Before, it compares the
-// answers of these sizes, one batch per call: requests wait meanwhile. The error wraps device.ErrLost; any
-// other ends the process.
-func (l *loop) extend() error {
-	larger := l.rules.larger.Load()
-	if larger == nil || l.flights.full() {
-		return nil
-	}
-	compared, err := l.p.compareNext(l.flights.free(), larger.Ladder())
-	switch {
-	case isLost(err):
-		return err
-	case err != nil:
-		l.p.exit.fail(err)
-	case compared && l.rules.larger.CompareAndSwap(larger, nil): // unless there is a larger one by now
-		l.queue.Extend(larger)
-		l.reporter.publish(l.queue)
-	}
-	return nil
-}
-
-// waitUntil is when a loop with nothing in flight checks again if no work arrives. It is at the
-// latest when the pending requests may be a batch.
-func (l *loop) waitUntil() int64 {
-	until := shm.Now() + int64(maxWait)
-	if l.rules.larger.Load() != nil {
-		until = shm.Now() // compare its sizes while no request waits
-	}
-	if len(l.queue.Pending) > 0 {
-		until = min(until, l.queue.ReadyAt())
-	}
-	return until
-}
-
-// await returns true when it is time to finish a batch in flight. It returns false when another
-// batch may begin next to it, or when a move should be made. If none may begin, await returns at
-// once and finish waits, unless either of two batches may end first. Otherwise await checks the
-// device and the ring, and naps between two checks. The naps get shorter as the expected end comes
-// nearer; at last it polls.
-func (l *loop) await() bool {
-	if l.flights.full() && !l.queue.Mixed() {
-		l.offerLane()
-		return true
-	}
-	for {
-		for range doneChecks {
-			if l.done() != nil {
-				return true
-			}
-		}
-		if l.mustRelease() {
-			return true
-		}
-		if l.take(); !l.flights.full() && l.moves.ordered() || l.mayBegin() {
-			return false
-		}
-		l.nap()
-	}
-}
-
-// offerLane naps until the batch in flight is near its end, and then lets the lane queue another
-// member's batch behind it.
-func (l *loop) offerLane() {
-	for l.done() == nil {
-		left := l.gate.Place.Offer(shm.Now())
-		if left <= 0 {
-			return
-		}
-		l.naps.nap(left)
-	}
-}
-
-// nap naps for a part of the time until the batch in flight ends. If requests are pending, the
-// limit is the time at which another batch may begin next to it.
-func (l *loop) nap() {
-	now := shm.Now()
-	left := l.queue.Left(0, now)
-	if l.queue.Mixed() {
-		left = min(left, l.queue.Left(1, now))
-	}
-	if len(l.queue.Pending) > 0 {
-		left -= l.queue.Lead
-	}
-	if l.retryAt > now {
-		left = min(left, time.Duration(l.retryAt-now))
-	}
-	l.naps.nap(left)
-}
-
-// retryNap bounds how late a batch begins that waits for its turn next to one in flight.
-const retryNap = 50 * time.Microsecond
-
-// doneChecks is how often await checks the device between two checks of the ring.
-const doneChecks = 64
-
-// abandon ends the loop on a lost device. It answers the requests in flight as failed and releases
-// the ring; the next owner finds the pending requests there. It returns why.
-func (l *loop) abandon(why error) error {
-	for l.flights.count > 0 {
-		f := l.flights.oldest()
-		f.err = why
-		now := shm.Now()
-		l.gate.End(now, &f.Begun)
-		l.complete(f, now)
-	}
-	l.ring.Release()
-	return why
-}
-
-// rest waits for the share's pause. It ends early when the ring must be released.
-func (l *loop) rest(until int64) {
-	for l.pause > 0 && !l.mustRelease() {
-		now := shm.Now()
-		if now >= until {
-			return
-		}
-		nap(min(time.Duration(until-now), restStep))
-	}
-}
-
-// restStep bounds how late a resting loop notices that it must release its ring.
-const restStep = 200 * time.Microsecond
-
-// releaseNap is how long a loop sleeps after it has released the ring: the time of a few batches.
-const releaseNap = 5 * time.Millisecond
-
-// announce tells the orchestrator, and starts to tell the manager, that this process serves. If
-// work was waiting, the loop calls it after the first batch, so that the ring is not idle for
-// longer.
-func (l *loop) announce(done <-chan struct{}) {
-	if l.announced {
-		return
-	}
-	l.announced = true
-	l.p.notices.send(control.Notice{State: control.Active})
-	go l.reporter.run(done)
-}
-
-// addPending adds a taken request to the pending ones.
-func (l *loop) addPending(slot uint32) {
-	r := l.ring.Request(slot)
-	l.p.residence.Request(r.FirstFragment)
-	l.queue.Add(batching.Request{
-		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client,
-	})
-}
-
-// pick chooses the next batch and answers requests that are late. The batch stays pending until it
-// begins.
-func (l *loop) pick() {
-	now := shm.Now()
-	demoted := !l.guaranteed(now)
-	var refill batching.Refill
-	if demoted {
-		refill = l.gate.Account.Refill(now)
-	}
-	var late []batching.Request
-	l.choice, late = l.queue.Pick(now, demoted, refill)
-	if len(late) == 0 {
-		return
-	}
-	l.answerAll(late, wire.StatusLate)
-	if l.choice.Batch == 0 {
-		l.reporter.publish(l.queue)
-	}
-}
-
-// answerAll answers requests without a batch.
-func (l *loop) answerAll(requests []batching.Request, status wire.Status) {
-	for _, r := range requests {
-		l.ring.Complete(r.Slot, shm.Result{Status: uint8(status), ModelVersion: l.p.card.Version})
-	}
-	l.ring.Flush()
-}
-
-// idle returns how long the ring has been idle: since the last batch's end, or since the next batch
-// could have begun if that was later. It returns -1, not idle, if no work had arrived by the time
-// at which it could have been taken.
-func (l *loop) idle(ready int64) int64 {
-	last, since := l.ring.LastBatchEnd(), l.queue.Rule.Since(l.queue.State, l.batch())
-	if last == 0 || since > ready {
-		return -1
-	}
-	return shm.Now() - max(last, since)
-}
+func (p *process) Released() { p.notices.send(control.Notice{State: control.Draining}) }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
@@ -29,13 +30,13 @@ func (w *testWorker) measurements(member string) *control.Measurements {
 // member of the function gets the measurements.
 func restart(t *testing.T, h *harness, limits control.WorkerLimits, wake control.Order) (first control.Notice) {
 	t.Helper()
-	w := startWorkerWith(t, map[string]*fake{h.card.Name: h.fake()}, control.Start{WorkerLimits: limits})
+	w := startWorkerWith(t, map[string]*functiontest.Fake{h.Card.Name: h.Fake()}, control.Start{WorkerLimits: limits})
 	member := w.join(h, 1)
 	wake.Member = member
 	w.awaitState(member, control.Loaded)
 	w.order(wake)
 	first = w.await(member, func(n control.Notice) bool { return n.State == control.Ready })
-	h.channel.SetEpoch(1)
+	h.Channel.SetEpoch(1)
 	w.awaitState(member, control.Active)
 	measured := w.measurements(member)
 	w.order(control.Order{Do: control.DoDrain})
@@ -66,7 +67,7 @@ func TestMeasurements(t *testing.T) {
 	}
 	for name, c := range tests {
 		t.Run(name, func(t *testing.T) {
-			card := testCard()
+			card := functiontest.Card()
 			card.Model = filepath.Join(t.TempDir(), "model")
 			must.OK(t, os.WriteFile(card.Model, []byte("weights"), 0o600))
 			h := newHarness(t, card)
@@ -77,36 +78,36 @@ func TestMeasurements(t *testing.T) {
 			}
 			first := restart(t, h, c.limits, wake)
 			if c.gpu {
-				h.openGPU()
+				h.OpenGPU()
 			}
 			if c.edit != nil {
 				attached, _ := h.attached()
 				c.edit(attached.Measurements)
 			}
 
-			f := h.fake()
-			w := startWorkerWith(t, map[string]*fake{card.Name: f}, control.Start{WorkerLimits: c.limits})
+			f := h.Fake()
+			w := startWorkerWith(t, map[string]*functiontest.Fake{card.Name: f}, control.Start{WorkerLimits: c.limits})
 			member := w.join(h, 2)
 			wake.Member = member
 			w.awaitState(member, control.Loaded)
 			w.order(wake)
 			second := w.await(member, func(n control.Notice) bool { return n.State == control.Ready })
-			if n := f.count("link"); !c.gpu && n != c.links { // on a GPU the loop may have begun to load
+			if n := f.Count("link"); !c.gpu && n != c.links { // on a GPU the loop may have begun to load
 				t.Errorf("model is linked %d times until the member is ready, want %d", n, c.links)
 			}
-			if n := f.count("infer"); (n > 0) != c.infers {
+			if n := f.Count("infer"); (n > 0) != c.infers {
 				t.Errorf("%d batches have run, warm-up wanted: %v", n, c.infers)
 			}
-			if same := !strings.HasPrefix(name, "another file"); c.limits.MemoryBytes == 0 && f.node.Checked != same { // with limited memory the loop may be loading now
-				t.Errorf("framework need not check the model: %v, want %v", f.node.Checked, same)
+			if same := !strings.HasPrefix(name, "another file"); c.limits.MemoryBytes == 0 && f.Node.Checked != same { // with limited memory the loop may be loading now
+				t.Errorf("framework need not check the model: %v, want %v", f.Node.Checked, same)
 			}
 			if second.PersistentBytes != first.PersistentBytes || second.EphemeralBytes != first.EphemeralBytes {
 				t.Errorf("memory %d and %d, the first process had %d and %d", second.PersistentBytes, second.EphemeralBytes, first.PersistentBytes, first.EphemeralBytes)
 			}
-			h.channel.SetEpoch(2)
+			h.Channel.SetEpoch(2)
 			w.awaitState(member, control.Active)
-			h.publish(3, h.picture(3), nil)
-			h.answered(h.replies(1)[0], h.picture(3))
+			h.Publish(3, h.Picture(3), nil)
+			h.Answered(h.Replies(1)[0], h.Picture(3))
 			if got := w.measurements(member); len(got.Batches) != len(card.Batches) || got.PersistentBytes != first.PersistentBytes {
 				t.Errorf("measurements %+v", got)
 			}
@@ -118,43 +119,43 @@ func TestMeasurements(t *testing.T) {
 // first one. A load that fails answers requests with the reason, and is tried again.
 func TestRestartLoads(t *testing.T) {
 	limits := control.WorkerLimits{MemoryBytes: 1 << 20}
-	begin := func(t *testing.T, h *harness, f *fake) (w *testWorker, member string) {
-		w = startWorkerWith(t, map[string]*fake{h.card.Name: f}, control.Start{WorkerLimits: limits})
+	begin := func(t *testing.T, h *harness, f *functiontest.Fake) (w *testWorker, member string) {
+		w = startWorkerWith(t, map[string]*functiontest.Fake{h.Card.Name: f}, control.Start{WorkerLimits: limits})
 		member = w.join(h, 2)
 		w.awaitState(member, control.Loaded)
 		w.order(control.Order{Do: control.DoWake, Member: member, SharePercent: 50})
 		w.awaitState(member, control.Ready)
-		h.channel.SetEpoch(2)
+		h.Channel.SetEpoch(2)
 		w.awaitState(member, control.Active)
 		return w, member
 	}
 	t.Run("GPU", func(t *testing.T) {
-		h := newGPUHarness(t, testCard())
+		h := newGPUHarness(t, functiontest.Card())
 		restart(t, h, limits, control.Order{Do: control.DoWake, SharePercent: 50})
-		h.openGPU()
-		f := h.fake()
+		h.OpenGPU()
+		f := h.Fake()
 		begin(t, h, f)
-		wait.For(t, "the model is loaded", func() bool { return f.count("configure") == len(h.card.Batches) })
+		wait.For(t, "the model is loaded", func() bool { return f.Count("configure") == len(h.Card.Batches) })
 	})
 	t.Run("load fails", func(t *testing.T) {
 		h, f := functionNamed(t, "face")
 		restart(t, h, limits, control.Order{Do: control.DoWake})
-		f.fail(func(step string) error {
+		f.Fail(func(step string) error {
 			if step == "link" {
-				return errFake
+				return functiontest.ErrFake
 			}
 			return nil
 		})
 		w, member := begin(t, h, f)
-		h.publish(1, h.picture(1), nil)
-		h.replies(1)
+		h.Publish(1, h.Picture(1), nil)
+		h.Replies(1)
 		if n := w.await(member, func(n control.Notice) bool { return n.Reason != "" }); n.State != control.Active {
 			t.Errorf("notice %+v, want a member that goes on", n)
 		}
-		f.fail(nil)
+		f.Fail(nil)
 		wait.For(t, "a right answer", func() bool {
-			h.publish(2, h.picture(2), nil)
-			return h.status(h.replies(1)[0]) == wire.StatusOK
+			h.Publish(2, h.Picture(2), nil)
+			return h.Status(h.Replies(1)[0]) == wire.StatusOK
 		})
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/penstock/penstock/libml/internal/loop"
+
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/decode"
@@ -82,7 +84,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 	}
 	m := &memory{slots: g.Slots}
 	defer func() {
-		if err != nil && !isLost(err) {
+		if err != nil && !loop.IsLost(err) {
 			m.close()
 		}
 	}()

@@ -7,23 +7,16 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/libml/internal/loop"
 )
 
 // orders has the orchestrator's present orders. process.watch writes them.
 type orders struct {
-	share    atomic.Pointer[shareOrder]
+	share    atomic.Pointer[loop.Share]
 	awake    bool
 	woken    chan control.Order // the wake, once
 	groups   chan []int         // where to move: the last order
 	prepared chan string        // why the model could not be prepared; empty if it was
-}
-
-// shareOrder is a process's part of the device.
-type shareOrder struct {
-	percent  float64
-	governor bool
-	terms    gate.Terms
-	maxBatch int // 0: no limit
 }
 
 var (
@@ -38,19 +31,19 @@ func (o *orders) open() {
 
 // follow stores the share of an order.
 func (o *orders) follow(order control.Order) {
-	o.share.Store(&shareOrder{
-		percent: order.SharePercent, governor: order.Governor,
-		terms:    gate.Terms{Guarantee: order.GuaranteePercent / 100, Level: order.Level},
-		maxBatch: order.MaxBatch,
+	o.share.Store(&loop.Share{
+		Percent: order.SharePercent, Governor: order.Governor,
+		Terms:    gate.Terms{Guarantee: order.GuaranteePercent / 100, Level: order.Level},
+		MaxBatch: order.MaxBatch,
 	})
 }
 
-// present returns the last share, or that of a process without orders.
-func (o *orders) present() shareOrder {
+// terms returns the last ones, or those of a process without orders.
+func (o *orders) terms() (t gate.Terms) {
 	if share := o.share.Load(); share != nil {
-		return *share
+		t = share.Terms
 	}
-	return shareOrder{}
+	return t
 }
 
 // wake passes on the first wake. It returns false for any other order.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/libml/internal/loop"
 )
 
 func TestOrders(t *testing.T) {
@@ -15,7 +16,7 @@ func TestOrders(t *testing.T) {
 	if o.wake(control.Order{Do: control.DoShare}) || o.awake {
 		t.Error("an order of a share wakes the process")
 	}
-	if o.follow(wake); *o.share.Load() != (shareOrder{percent: 30, terms: gate.Terms{Guarantee: 0.2, Level: 2}}) {
+	if o.follow(wake); *o.share.Load() != (loop.Share{Percent: 30, Terms: gate.Terms{Guarantee: 0.2, Level: 2}}) {
 		t.Errorf("share is %+v", o.share.Load())
 	}
 	if !o.wake(wake) || o.wake(wake) || !o.awake || len(o.woken) != 1 {

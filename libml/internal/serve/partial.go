@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/libml/internal/loop"
+
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
@@ -35,7 +37,7 @@ import (
 type partialWarmUp struct {
 	p       *process
 	device  device.Partitioned
-	rules   *rules          // of the loop
+	loop    *loop.Loop
 	base    int             // the first slot in use
 	slots   int             // that may be in flight
 	stop    <-chan struct{} // closed when the loop has ended
@@ -61,7 +63,7 @@ func (w *partialWarmUp) run() error {
 		err = w.add(p.sizes.next())
 	}
 	switch {
-	case isLost(err):
+	case loop.IsLost(err):
 		return err
 	case w.stopped():
 		return errStopped
@@ -96,12 +98,12 @@ func (w *partialWarmUp) add(ladder []int) error {
 		}
 		p.sizes.ephemeral[i] = max(p.sizes.ephemeral[i], bytes)
 	}
-	rule, err := w.rules.newRule(ladder)
+	rule, err := p.newRule(ladder)
 	if err != nil {
 		return err
 	}
 	p.sizes.ladder = ladder
-	w.rules.larger.Store(rule)
+	w.loop.Extend(rule)
 	p.log.Debug("batch size configured", "batch", n, "took", time.Since(began))
 	p.notices.send(control.Notice{Batches: ladder, WarmingUp: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
 	return nil

@@ -10,46 +10,47 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/internal/loop"
 )
 
 // startPartial starts a process that owns the ring with its smallest batch size. It waits in the
 // next ConfigureBatch until proceed is called; after that, steps fail with its argument.
-func (h *harness) startPartial(f *fake, groups ...int) (c *child, proceed func(failing func(step string) error)) {
-	h.t.Helper()
+func (h *harness) startPartial(f *functiontest.Fake, groups ...int) (c *child, proceed func(failing func(step string) error)) {
+	h.TB.Helper()
 	gate := make(chan func(string) error)
 	configures := h.holdConfigure(f, gate)
-	c = h.start(1, f.build, nil)
+	c = h.start(1, f.Build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: groups, PartialWarmUp: true})
 	ready := c.await(control.Ready)
 	if !slices.Equal(ready.Batches, []int{1}) || !ready.WarmingUp || ready.EphemeralBytes != 20 {
-		h.t.Errorf("the process reports %+v, want it ready with batches of 1 in two slots", ready)
+		h.TB.Errorf("the process reports %+v, want it ready with batches of 1 in two slots", ready)
 	}
-	f.serve()
-	h.channel.SetEpoch(1)
+	f.Serve()
+	h.Channel.SetEpoch(1)
 	c.await(control.Active)
 	select {
 	case <-configures: // a drained process never gets there
-	case <-time.After(patience):
-		h.t.Fatal("the process configures no larger batch")
+	case <-time.After(functiontest.Patience):
+		h.TB.Fatal("the process configures no larger batch")
 	}
 	return c, func(failing func(string) error) { gate <- failing }
 }
 
 // holdConfigure makes the third ConfigureBatch wait: the first two are for the smallest
 // size, in both slots. The returned channel is closed when it waits.
-func (h *harness) holdConfigure(f *fake, gate chan func(string) error) <-chan struct{} {
+func (h *harness) holdConfigure(f *functiontest.Fake, gate chan func(string) error) <-chan struct{} {
 	calls, configures := 0, make(chan struct{})
-	f.failing = func(step string) error {
+	f.Failing = func(step string) error {
 		if step != "configure" {
 			return nil
 		}
 		if calls++; calls == 3 {
 			close(configures)
 			failing := <-gate
-			f.fail(failing)
+			f.Fail(failing)
 			if failing != nil {
 				return failing(step)
 			}
@@ -68,21 +69,21 @@ func (c *child) awaitBatches(batches ...int) control.Notice {
 // Requests arrive all the time, and each gets its right answer while the process adds its
 // batch sizes. Then the process uses them.
 func TestPartialWarmUp(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	f := h.fake()
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
 	c, proceed := h.startPartial(f)
 	answers := func(round int) {
 		for slot := range uint32(16) {
-			h.publish(slot, h.picture(byte(round%100)+byte(slot)), nil)
+			h.Publish(slot, h.Picture(byte(round%100)+byte(slot)), nil)
 		}
-		for _, slot := range h.replies(16) {
-			h.answered(slot, h.picture(byte(round%100)+byte(slot)))
+		for _, slot := range h.Replies(16) {
+			h.Answered(slot, h.Picture(byte(round%100)+byte(slot)))
 		}
 	}
 	for round := range 10 {
 		answers(round)
 	}
-	if sizes, _ := f.history(); slices.Max(sizes) != 1 {
+	if sizes, _ := f.History(); slices.Max(sizes) != 1 {
 		t.Errorf("ran batches of %v before there are larger ones", slices.Compact(sizes))
 	}
 	go proceed(nil)
@@ -93,9 +94,9 @@ func TestPartialWarmUp(t *testing.T) {
 	if n.WarmingUp || n.Reason != "" || n.EphemeralBytes != 160 {
 		t.Errorf("the process reports %+v, want all sizes, with 160 bytes of batches", n)
 	}
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(functiontest.Patience); ; {
 		answers(0)
-		if sizes, _ := f.history(); slices.Contains(sizes, 8) {
+		if sizes, _ := f.History(); slices.Contains(sizes, 8) {
 			break
 		}
 		if time.Now().After(end) {
@@ -111,11 +112,11 @@ func TestCompleteWarmUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		b     *harness
 		early bool
-	}{"on a GPU": {newGPUHarness(t, testCard()), false}, "on a CPU": {newHarness(t, testCard()), true}} {
+	}{"on a GPU": {newGPUHarness(t, functiontest.Card()), false}, "on a CPU": {newHarness(t, functiontest.Card()), true}} {
 		t.Run(name, func(t *testing.T) {
-			p := c.b.start(1, c.b.fake().build, nil)
+			p := c.b.start(1, c.b.Fake().Build, nil)
 			p.order(control.Order{Do: control.DoWake, SharePercent: 50, PartialWarmUp: c.early})
-			if n := p.await(control.Ready); n.WarmingUp || !slices.Equal(n.Batches, testCard().Batches) {
+			if n := p.await(control.Ready); n.WarmingUp || !slices.Equal(n.Batches, functiontest.Card().Batches) {
 				t.Errorf("the process reports %+v, want every batch size", n)
 			}
 			p.drained()
@@ -125,8 +126,8 @@ func TestCompleteWarmUp(t *testing.T) {
 
 // A move waits until all batch sizes are there.
 func TestPartialMove(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	f := h.fake()
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
 	c, proceed := h.startPartial(f, 0)
 	c.moveTo(2)
 	c.checkStays(20*time.Millisecond, 2)
@@ -137,49 +138,49 @@ func TestPartialMove(t *testing.T) {
 	}
 	c.awaitGroups(2)
 	for slot := range uint32(8) {
-		h.publish(slot, h.picture(byte(slot)), nil)
+		h.Publish(slot, h.Picture(byte(slot)), nil)
 	}
-	for _, slot := range h.replies(8) {
-		h.answered(slot, h.picture(byte(slot)))
+	for _, slot := range h.Replies(8) {
+		h.Answered(slot, h.Picture(byte(slot)))
 	}
-	f.mu.Lock()
-	if f.batches[fakeKey{2, 8}] == nil {
+	f.Mu.Lock()
+	if f.Batches[functiontest.Key{2, 8}] == nil {
 		t.Error("the largest batch was not brought along")
 	}
-	f.mu.Unlock()
+	f.Mu.Unlock()
 	c.drained()
 }
 
 // If a size fails, the process ends in order: it answers the requests in flight, and the
 // next process gets the waiting ones.
 func TestPartialFails(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	f := h.fake()
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
 	c, proceed := h.startPartial(f)
-	h.publish(1, h.picture(1), nil)
-	h.answered(h.replies(1)[0], h.picture(1))
-	release := h.hold()
-	h.publish(2, h.picture(2), nil)
-	wait.For(t, "a batch in flight", func() bool { sizes, _ := f.history(); return len(sizes) == 2 })
-	proceed(only("configure", errFake))
+	h.Publish(1, h.Picture(1), nil)
+	h.Answered(h.Replies(1)[0], h.Picture(1))
+	release := h.Hold()
+	h.Publish(2, h.Picture(2), nil)
+	wait.For(t, "a batch in flight", func() bool { sizes, _ := f.History(); return len(sizes) == 2 })
+	proceed(functiontest.Only("configure", functiontest.ErrFake))
 	time.Sleep(5 * time.Millisecond)
 	release()
-	h.answered(h.replies(1)[0], h.picture(2))
-	if err := c.end(); !errors.Is(err, errFake) || isLost(err) || !strings.HasPrefix(err.Error(), "configure batch 2 of test") {
+	h.Answered(h.Replies(1)[0], h.Picture(2))
+	if err := c.end(); !errors.Is(err, functiontest.ErrFake) || loop.IsLost(err) || !strings.HasPrefix(err.Error(), "configure batch 2 of test") {
 		t.Errorf("the process ends with %v", err)
 	}
-	h.publish(3, h.picture(3), nil)
-	h.gpu = newGPUHarness(t, testCard()).gpu
-	next := h.serving(h.fake(), 2)
-	h.answered(h.replies(1)[0], h.picture(3))
+	h.Publish(3, h.Picture(3), nil)
+	h.GPU = newGPUHarness(t, functiontest.Card()).GPU
+	next := h.serving(h.Fake(), 2)
+	h.Answered(h.Replies(1)[0], h.Picture(3))
 	next.drained()
 }
 
 // Small batches are better than none. A process without memory for larger ones serves
 // small ones, and still moves.
 func TestPartialOutOfMemory(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	f := h.fake()
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
 	c, proceed := h.startPartial(f)
 	calls := 0
 	proceed(func(step string) error {
@@ -198,13 +199,13 @@ func TestPartialOutOfMemory(t *testing.T) {
 	}
 	for range 20 {
 		for slot := range uint32(8) {
-			h.publish(slot, h.picture(byte(slot)), nil)
+			h.Publish(slot, h.Picture(byte(slot)), nil)
 		}
-		for _, slot := range h.replies(8) {
-			h.answered(slot, h.picture(byte(slot)))
+		for _, slot := range h.Replies(8) {
+			h.Answered(slot, h.Picture(byte(slot)))
 		}
 	}
-	if sizes, _ := f.history(); slices.Max(sizes) != 2 {
+	if sizes, _ := f.History(); slices.Max(sizes) != 2 {
 		t.Errorf("ran batches of %v, want 2 at most", slices.Compact(sizes))
 	}
 	c.moveTo(1)
@@ -216,10 +217,10 @@ func TestPartialOutOfMemory(t *testing.T) {
 
 // If a larger size answers wrongly, the process ends and says so.
 func TestPartialWrongAnswers(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	f := h.fake()
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
 	c, proceed := h.startPartial(f, 2)
-	proceed(only("configure", fmt.Errorf("two: %w", device.ErrWrongAnswers)))
+	proceed(functiontest.Only("configure", fmt.Errorf("two: %w", device.ErrWrongAnswers)))
 	if failed := c.await(control.Failed); !failed.WrongAnswers || failed.DeviceLost || !strings.Contains(failed.Reason, "two") {
 		t.Errorf("the process reports %+v, want wrong answers and the reason", failed)
 	}
@@ -230,10 +231,10 @@ func TestPartialWrongAnswers(t *testing.T) {
 
 // If a larger size does not fit the groups, the process ends and names them.
 func TestPartialUnfitGroups(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	f := h.fake()
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
 	c, proceed := h.startPartial(f, 2)
-	proceed(only("configure", errUnfit))
+	proceed(functiontest.Only("configure", errUnfit))
 	if failed := c.await(control.Failed); !slices.Equal(failed.InfeasibleGroups, []int{2}) || failed.DeviceLost {
 		t.Errorf("the process reports %+v, want that group 2 is unfit", failed)
 	}
@@ -244,10 +245,10 @@ func TestPartialUnfitGroups(t *testing.T) {
 
 // A device that is lost while the process adds sizes ends it.
 func TestPartialDeviceLost(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	f := h.fake()
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
 	c, proceed := h.startPartial(f)
-	proceed(only("configure", fmt.Errorf("two: %w", device.ErrLost)))
+	proceed(functiontest.Only("configure", fmt.Errorf("two: %w", device.ErrLost)))
 	if failed := c.await(control.Failed); !failed.DeviceLost {
 		t.Errorf("the process reports %+v, want that its device is lost", failed)
 	}
@@ -261,11 +262,11 @@ func TestPartialDeviceLost(t *testing.T) {
 func TestPartialDrain(t *testing.T) {
 	for name, late := range map[string]bool{"which it stops": false, "which takes too long": true} {
 		t.Run(name, func(t *testing.T) {
-			h := newGPUHarness(t, testCard())
-			f := h.fake()
+			h := newGPUHarness(t, functiontest.Card())
+			f := h.Fake()
 			c, proceed := h.startPartial(f)
-			h.publish(1, h.picture(1), nil)
-			h.answered(h.replies(1)[0], h.picture(1))
+			h.Publish(1, h.Picture(1), nil)
+			h.Answered(h.Replies(1)[0], h.Picture(1))
 			c.order(control.Order{Do: control.DoDrain})
 			c.await(control.Draining)
 			if !late {
@@ -282,51 +283,28 @@ func TestPartialDrain(t *testing.T) {
 	}
 }
 
-// The rule has the new sizes from the next batch on, and their answers were compared.
-func TestExtend(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	l := h.loop(h.fake())
-	small, err := l.rules.newRule([]int{1})
-	must.OK(t, err)
-	large, err := l.rules.newRule([]int{1, 2, 4, 8})
-	must.OK(t, err)
-	l.queue.Rule, l.queue.State = small, small.Start()
-	l.rules.larger.Store(large)
-	h.publish(1, h.picture(1), nil)
-	l.take()
-	must.OK(t, l.extend())
-	if l.pick(); l.choice.Batch == 1 {
-		l.begin()
-		l.finish()
-	}
-	h.answered(h.replies(1)[0], h.picture(1))
-	if l.queue.Rule != large || l.rules.larger.Load() != nil || l.queue.Rule.Size(l.queue.State) != 2 {
-		t.Errorf("size %d after it, want 2 on trial", l.queue.Rule.Size(l.queue.State))
-	}
-}
-
 // TestPartialWarmUpInWorker starts a second member while the first has its smallest batch size. The first one's
 // larger sizes wait until the second is ready.
 func TestPartialWarmUpInWorker(t *testing.T) {
-	var fakes [2]*fake
+	var fakes [2]*functiontest.Fake
 	var functions [2]*harness
-	byName := map[string]*fake{}
+	byName := map[string]*functiontest.Fake{}
 	for i, name := range []string{"first", "second"} {
-		card := testCard()
+		card := functiontest.Card()
 		card.Name = name
 		functions[i] = newGPUHarness(t, card)
-		fakes[i] = functions[i].fake()
+		fakes[i] = functions[i].Fake()
 		byName[name] = fakes[i]
 	}
 	configured := make(chan struct{}, 100)
-	fakes[0].failing = func(step string) error {
+	fakes[0].Failing = func(step string) error {
 		if step == "configure" {
 			configured <- struct{}{}
 		}
 		return nil
 	}
 	links, proceed := make(chan struct{}), make(chan struct{})
-	fakes[1].failing = func(step string) error {
+	fakes[1].Failing = func(step string) error {
 		if step == "link" {
 			close(links)
 			<-proceed
@@ -343,14 +321,14 @@ func TestPartialWarmUpInWorker(t *testing.T) {
 		}
 	}
 	w.awaitState(first, control.Ready)
-	functions[0].channel.SetEpoch(1)
+	functions[0].Channel.SetEpoch(1)
 	w.awaitState(first, control.Active)
 	time.Sleep(10 * startPoll)
 	if n := len(configured); n != 1 {
 		t.Errorf("while the second member starts, the first has configured %d batch sizes, want only its smallest", n)
 	}
 	close(proceed)
-	if n := w.await(first, func(n control.Notice) bool { return !n.WarmingUp && len(n.Batches) > 1 }); !slices.Equal(n.Batches, testCard().Batches) {
+	if n := w.await(first, func(n control.Notice) bool { return !n.WarmingUp && len(n.Batches) > 1 }); !slices.Equal(n.Batches, functiontest.Card().Batches) {
 		t.Errorf("the first member reports batches of %v", n.Batches)
 	}
 	w.order(control.Order{Do: control.DoDrain})

@@ -7,17 +7,18 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/wire"
 )
 
 // A process goes through all states from starting to stopped.
 func TestLife(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
-	c := h.start(1, f.build, nil)
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
+	c := h.start(1, f.Build, nil)
 	c.await(control.Starting)
 	c.await(control.Loaded)
-	if want := []string{"build", "init", "load"}; !slices.Equal(f.calls, want) {
-		t.Errorf("a shadow that sleeps has called %v, want %v", f.calls, want)
+	if want := []string{"build", "init", "load"}; !slices.Equal(f.Calls, want) {
+		t.Errorf("a shadow that sleeps has called %v, want %v", f.Calls, want)
 	}
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	c.await(control.Linking)
@@ -25,18 +26,18 @@ func TestLife(t *testing.T) {
 	if ready.PersistentBytes != 100 || ready.EphemeralBytes != 80 {
 		t.Errorf("ready with %d and %d bytes, want 100 and the largest batch's 80", ready.PersistentBytes, ready.EphemeralBytes)
 	}
-	f.serve()
-	h.channel.SetEpoch(1)
+	f.Serve()
+	h.Channel.SetEpoch(1)
 	c.await(control.Active)
-	h.publish(3, h.picture(3), nil)
-	h.answered(h.replies(1)[0], h.picture(3))
+	h.Publish(3, h.Picture(3), nil)
+	h.Answered(h.Replies(1)[0], h.Picture(3))
 	c.order(control.Order{Do: control.DoDrain})
 	c.await(control.Draining)
 	c.await(control.Stopped)
 	if err := c.end(); err != nil {
 		t.Errorf("a drained process ends with %v", err)
 	}
-	if owner := h.channel.Owner(); owner != 0 {
+	if owner := h.Channel.Owner(); owner != 0 {
 		t.Errorf("generation %d still owns the ring", owner)
 	}
 }
@@ -44,41 +45,41 @@ func TestLife(t *testing.T) {
 // The old process stops at a batch boundary. The new one gets the requests that
 // the old one had taken and not started.
 func TestHandover(t *testing.T) {
-	h := newHarness(t, testCard())
-	old := newFake()
-	old.entered, old.gate = make(chan struct{}), make(chan struct{})
-	first := h.start(1, old.build, nil)
+	h := newHarness(t, functiontest.Card())
+	old := functiontest.NewFake()
+	old.Entered, old.Gate = make(chan struct{}), make(chan struct{})
+	first := h.start(1, old.Build, nil)
 	first.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	first.await(control.Ready)
-	old.serve()
-	h.channel.SetEpoch(1)
+	old.Serve()
+	h.Channel.SetEpoch(1)
 	first.await(control.Active)
-	h.publish(0, h.picture(0), nil)
-	<-old.entered // the batch of slot 0 runs
+	h.Publish(0, h.Picture(0), nil)
+	<-old.Entered // the batch of slot 0 runs
 
-	shadow := newFake()
-	second := h.start(2, shadow.build, nil)
+	shadow := functiontest.NewFake()
+	second := h.start(2, shadow.Build, nil)
 	second.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	second.await(control.Ready)
-	shadow.serve()
+	shadow.Serve()
 	for slot := uint32(1); slot < 6; slot++ {
-		h.publish(slot, h.picture(byte(slot)), nil)
+		h.Publish(slot, h.Picture(byte(slot)), nil)
 	}
-	h.channel.SetEpoch(2)
-	h.silent()
-	close(old.gate)
+	h.Channel.SetEpoch(2)
+	h.Silent()
+	close(old.Gate)
 	first.await(control.Draining)
 	first.await(control.Stopped)
 	if err := first.end(); err != nil {
 		t.Errorf("the old process ends with %v", err)
 	}
-	if want := []int{1}; !slices.Equal(old.ran, want) {
-		t.Errorf("the old process ran batches of %v, want %v", old.ran, want)
+	if want := []int{1}; !slices.Equal(old.Ran, want) {
+		t.Errorf("the old process ran batches of %v, want %v", old.Ran, want)
 	}
-	for _, slot := range h.replies(6) {
-		h.answered(slot, h.picture(byte(slot)))
+	for _, slot := range h.Replies(6) {
+		h.Answered(slot, h.Picture(byte(slot)))
 	}
-	h.silent()
+	h.Silent()
 	if r := second.awaitReport(1); r.Generation != 2 || r.Handovers != 1 || r.IdleNanos < 0 {
 		t.Errorf("report is %+v, want generation 2 with one hand-over and work that waited", r)
 	}
@@ -86,24 +87,24 @@ func TestHandover(t *testing.T) {
 
 // A failed batch affects only itself; the process continues.
 func TestBatchFailsOnce(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
-	c := h.start(1, f.build, nil)
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
+	c := h.start(1, f.Build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	c.await(control.Ready)
-	f.serve()
-	f.mu.Lock()
-	f.failing = func(string) error { return errFake }
-	f.mu.Unlock()
-	h.channel.SetEpoch(1)
-	h.publish(1, h.picture(1), nil)
-	if got := h.status(h.replies(1)[0]); got != wire.StatusFailed {
+	f.Serve()
+	f.Mu.Lock()
+	f.Failing = func(string) error { return functiontest.ErrFake }
+	f.Mu.Unlock()
+	h.Channel.SetEpoch(1)
+	h.Publish(1, h.Picture(1), nil)
+	if got := h.Status(h.Replies(1)[0]); got != wire.StatusFailed {
 		t.Errorf("status %v, want failed", got)
 	}
-	f.mu.Lock()
-	f.failing = nil
-	f.mu.Unlock()
-	h.publish(2, h.picture(2), nil)
-	h.answered(h.replies(1)[0], h.picture(2))
+	f.Mu.Lock()
+	f.Failing = nil
+	f.Mu.Unlock()
+	h.Publish(2, h.Picture(2), nil)
+	h.Answered(h.Replies(1)[0], h.Picture(2))
 }
 
 // A process ends if the orchestrator or the manager has exited.
@@ -118,20 +119,20 @@ func TestPeerGone(t *testing.T) {
 	} {
 		for _, state := range []control.State{control.Loaded, control.Ready, control.Active} {
 			t.Run(c.name+" gone while "+string(state), func(t *testing.T) {
-				h, f := newHarness(t, testCard()), newFake()
-				p := h.start(1, f.build, nil)
+				h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
+				p := h.start(1, f.Build, nil)
 				if state != control.Loaded {
 					p.order(control.Order{Do: control.DoWake, SharePercent: 50})
 				}
 				if state == control.Active {
-					h.channel.SetEpoch(1)
+					h.Channel.SetEpoch(1)
 				}
 				p.await(state)
 				c.leave(p)
 				if err := p.end(); !errors.Is(err, c.want) {
 					t.Errorf("the process ends with %v, want %v", err, c.want)
 				}
-				if last := f.calls[len(f.calls)-1]; last != "deinit" {
+				if last := f.Calls[len(f.Calls)-1]; last != "deinit" {
 					t.Errorf("its last call was %s, want deinit", last)
 				}
 			})
@@ -143,20 +144,20 @@ func TestPeerGone(t *testing.T) {
 func TestStartFails(t *testing.T) {
 	for _, step := range []string{"build", "init", "load", "link", "configure", "infer"} {
 		t.Run(step, func(t *testing.T) {
-			h, f := newHarness(t, testCard()), newFake()
-			f.failing = func(s string) error {
+			h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
+			f.Failing = func(s string) error {
 				if s == step {
-					return errFake
+					return functiontest.ErrFake
 				}
 				return nil
 			}
-			c := h.start(1, f.build, nil)
+			c := h.start(1, f.Build, nil)
 			// The process may be gone before the order arrives.
 			_ = c.parent.Order(control.Order{Do: control.DoWake, SharePercent: 50})
-			if err := c.end(); !errors.Is(err, errFake) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("the process ends with %q, want one line about %v", err, errFake)
+			if err := c.end(); !errors.Is(err, functiontest.ErrFake) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("the process ends with %q, want one line about %v", err, functiontest.ErrFake)
 			}
-			if last := f.calls[len(f.calls)-1]; step != "build" && last != "deinit" {
+			if last := f.Calls[len(f.Calls)-1]; step != "build" && last != "deinit" {
 				t.Errorf("its last call was %s, want deinit", last)
 			}
 		})
@@ -178,8 +179,8 @@ func TestInvalidGrant(t *testing.T) {
 		{"an unknown rule", func(a *control.Attached) { a.Batching.Rule = "guess" }, "guess"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h, f := newHarness(t, testCard()), newFake()
-			p := h.start(1, f.build, c.tamper)
+			h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
+			p := h.start(1, f.Build, c.tamper)
 			_ = p.parent.Order(control.Order{Do: control.DoWake, SharePercent: 50})
 			if err := p.end(); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("the process ends with %v, want something of %q", err, c.want)

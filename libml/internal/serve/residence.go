@@ -1,14 +1,14 @@
 package serve
 
 import (
-	"math"
 	"time"
+
+	"github.com/penstock/penstock/libml/internal/loop"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/lane"
-	"github.com/penstock/penstock/libml/residency"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -63,13 +63,13 @@ const loadRate = 100e6
 
 // settle corrects the memory that the member needs, after a warm-up. From now on only requests keep the
 // model in memory.
-func (p *process) settle(l *loop, warm control.Notice) error {
+func (p *process) settle(smallest time.Duration, warm control.Notice) error {
 	if p.linked {
 		if err := p.resize(p.need(warm.PersistentBytes, p.weightsBytes(warm.PersistentBytes), warm.EphemeralBytes)); err != nil {
 			return err
 		}
 	}
-	p.residence.Serve(shm.Now(), l.smallestBatch())
+	p.residence.Serve(shm.Now(), smallest)
 	return nil
 }
 
@@ -152,7 +152,7 @@ func (p *process) reload() (persistentBytes int64, err error) {
 func (p *process) evict() error {
 	if e := p.evictable(); e != nil {
 		err := e.Evict()
-		if err == nil || isLost(err) {
+		if err == nil || loop.IsLost(err) {
 			return err
 		}
 		p.log.Warn("cannot evict model; ending its framework instead", "error", err)
@@ -177,38 +177,8 @@ func (p *process) drop() {
 	}
 }
 
-// conduct reports the loop's work to the conductor, and carries out its order. No batch is in
-// flight. While the model is not in memory, the loop watches for the first packets of requests. A
-// request that is not complete after half the objective no longer keeps the model in memory. The error
-// wraps device.ErrLost.
-func (l *loop) conduct() error {
-	r := l.p.residence
-	if r == nil {
-		return nil
-	}
-	now := shm.Now()
-	w := conductor.Work{Waiting: len(l.queue.Pending), Deadline: l.reachable(now, r.Loading())}
-	if l.ring.Arrived() {
-		w.Arrived, w.ArriveBy, w.ArriveDue = true, now+int64(l.p.slo/2), now+int64(l.p.slo)
-	}
-	defer func() { l.ring.Watch(!r.Resident()) }()
-	order, ok := r.Observe(now, w)
-	switch {
-	case !ok:
-		return nil
-	case order == residency.Load:
-		return l.load(now)
-	}
-	if err := l.p.evict(); err != nil {
-		return err
-	}
-	r.Evicted(shm.Now())
-	return nil
-}
-
-// load carries out the order to load.
-func (l *loop) load(began int64) error {
-	p := l.p
+// LoadModel carries out the order to load, for the loop.
+func (p *process) LoadModel(began int64) error {
 	persistent, err := p.reload()
 	now := shm.Now()
 	took := time.Duration(now - began)
@@ -221,7 +191,7 @@ func (l *loop) load(began int64) error {
 		}
 	}
 	switch {
-	case isLost(err):
+	case loop.IsLost(err):
 		return err
 	case err != nil:
 		p.drop()
@@ -235,26 +205,14 @@ func (l *loop) load(began int64) error {
 	return nil
 }
 
-// reachable returns the earliest deadline that a load from now on can keep. If it can keep none, it
-// returns the earliest.
-func (l *loop) reachable(now int64, load time.Duration) int64 {
-	need := int64(load + l.smallestBatch())
-	reachable, earliest := int64(math.MaxInt64), int64(math.MaxInt64)
-	for i := range l.queue.Pending {
-		deadline := l.queue.Pending[i].Deadline
-		earliest = min(earliest, deadline)
-		if deadline-need >= now {
-			reachable = min(reachable, deadline)
-		}
+// EvictModel carries out the order to evict, for the loop.
+func (p *process) EvictModel() error {
+	if err := p.evict(); err != nil {
+		return err
 	}
-	if reachable < math.MaxInt64 {
-		return reachable
-	}
-	return earliest
+	p.residence.Evicted(shm.Now())
+	return nil
 }
-
-// smallestBatch is the mean time of a batch of the smallest size.
-func (l *loop) smallestBatch() time.Duration { return l.queue.Typical(l.queue.Rule.Pad(1)) }
 
 // demotable asks the present framework of a process.
 type demotable struct{ p *process }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/framework"
@@ -25,22 +26,22 @@ const modelBytes = 100
 type scarceWorker struct {
 	*testWorker
 	functions map[string]*harness
-	fakes     map[string]*fake
+	fakes     map[string]*functiontest.Fake
 	members   map[string]string
 }
 
-func startScarce(t *testing.T, edit func(name string, f *fake), names ...string) *scarceWorker {
+func startScarce(t *testing.T, edit func(name string, f *functiontest.Fake), names ...string) *scarceWorker {
 	t.Helper()
 	return startScarceWith(t, nil, edit, names...)
 }
 
 // startScarceWith is startScarce with the models' files.
-func startScarceWith(t *testing.T, files map[string]string, edit func(name string, f *fake), names ...string) *scarceWorker {
+func startScarceWith(t *testing.T, files map[string]string, edit func(name string, f *functiontest.Fake), names ...string) *scarceWorker {
 	t.Helper()
-	w := &scarceWorker{functions: map[string]*harness{}, fakes: map[string]*fake{}, members: map[string]string{}}
+	w := &scarceWorker{functions: map[string]*harness{}, fakes: map[string]*functiontest.Fake{}, members: map[string]string{}}
 	for _, name := range names {
 		w.functions[name], w.fakes[name] = functionNamed(t, name)
-		w.functions[name].card.Model = files[name]
+		w.functions[name].Card.Model = files[name]
 		if edit != nil {
 			edit(name, w.fakes[name])
 		}
@@ -60,7 +61,7 @@ func (w *scarceWorker) serve(name string) {
 	w.awaitState(member, control.Loaded)
 	w.order(control.Order{Do: control.DoWake, Member: member})
 	w.awaitState(member, control.Ready)
-	w.functions[name].channel.SetEpoch(1)
+	w.functions[name].Channel.SetEpoch(1)
 	w.awaitState(member, control.Active)
 }
 
@@ -68,11 +69,11 @@ func (w *scarceWorker) serve(name string) {
 func (w *scarceWorker) ask(name string, slot uint32) wire.Status {
 	w.t.Helper()
 	h := w.functions[name]
-	h.publish(slot, h.picture(byte(slot)), nil)
-	slot = h.replies(1)[0]
-	status := h.status(slot)
+	h.Publish(slot, h.Picture(byte(slot)), nil)
+	slot = h.Replies(1)[0]
+	status := h.Status(slot)
 	if status == wire.StatusOK {
-		h.answered(slot, h.picture(byte(slot)))
+		h.Answered(slot, h.Picture(byte(slot)))
 	}
 	return status
 }
@@ -81,7 +82,7 @@ func (w *scarceWorker) ask(name string, slot uint32) wire.Status {
 func (w *scarceWorker) evict() {
 	w.t.Helper()
 	face := w.fakes["face"]
-	for deadline := time.Now().Add(patience); face.count("link") > face.count("deinit"); {
+	for deadline := time.Now().Add(functiontest.Patience); face.Count("link") > face.Count("deinit"); {
 		if s := w.ask("fashion", 0); s != wire.StatusOK {
 			w.t.Fatalf("answer %v", s)
 		}
@@ -89,13 +90,6 @@ func (w *scarceWorker) evict() {
 			w.t.Fatal("face is not evicted")
 		}
 	}
-}
-
-// count returns how often a fake was at a step.
-func (f *fake) count(step string) (n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.steps[step]
 }
 
 // TestScarceMemory has memory for one of three models.
@@ -113,7 +107,7 @@ func TestScarceMemory(t *testing.T) {
 	}
 	for _, name := range names {
 		f := w.fakes[name]
-		builds, loads, ends := f.count("build"), f.count("link"), f.count("deinit")
+		builds, loads, ends := f.Count("build"), f.Count("link"), f.Count("deinit")
 		if loads < 10 || builds != ends || builds < loads {
 			t.Errorf("%s was built %d times, loaded %d times and ended %d times; want a framework for each load, at least 10, and its end", name, builds, loads, ends)
 		}
@@ -127,13 +121,13 @@ func TestScarceMemoryConcurrent(t *testing.T) {
 	for _, name := range names {
 		h := w.functions[name]
 		for slot := range uint32(20) {
-			h.publish(slot, h.picture(byte(slot)), nil)
+			h.Publish(slot, h.Picture(byte(slot)), nil)
 		}
 	}
 	for _, name := range names {
 		h := w.functions[name]
-		for _, slot := range h.replies(20) {
-			h.answered(slot, h.picture(byte(slot)))
+		for _, slot := range h.Replies(20) {
+			h.Answered(slot, h.Picture(byte(slot)))
 		}
 	}
 }
@@ -158,7 +152,7 @@ func TestModelFileChanged(t *testing.T) {
 		slot++
 		w.ask("fashion", slot) // face is evicted
 		change()
-		for deadline := time.Now().Add(patience); w.ask("face", slot) != wire.StatusFailed; {
+		for deadline := time.Now().Add(functiontest.Patience); w.ask("face", slot) != wire.StatusFailed; {
 			w.ask("fashion", slot) // face was loaded ahead before the change
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: the changed model is loaded", name)
@@ -178,9 +172,9 @@ func TestLoadFails(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			w := startScarce(t, nil, "face", "fashion")
 			w.evict()
-			w.fakes["face"].fail(func(s string) error {
+			w.fakes["face"].Fail(func(s string) error {
 				if s == step {
-					return errFake
+					return functiontest.ErrFake
 				}
 				return nil
 			})
@@ -193,9 +187,9 @@ func TestLoadFails(t *testing.T) {
 				}
 			}
 			w.await(w.members["face"], func(n control.Notice) bool {
-				return strings.HasSuffix(n.Reason, errFake.Error()) && n.State == control.Active
+				return strings.HasSuffix(n.Reason, functiontest.ErrFake.Error()) && n.State == control.Active
 			})
-			w.fakes["face"].fail(nil)
+			w.fakes["face"].Fail(nil)
 			slot := uint32(9)
 			wait.For(t, "the model to be loaded again", func() bool {
 				slot++
@@ -208,10 +202,10 @@ func TestLoadFails(t *testing.T) {
 
 // TestEvictFails has a framework that cannot clean up. Its memory still counts as free.
 func TestEvictFails(t *testing.T) {
-	w := startScarce(t, func(_ string, f *fake) {
-		f.fail(func(step string) error {
+	w := startScarce(t, func(_ string, f *functiontest.Fake) {
+		f.Fail(func(step string) error {
 			if step == "deinit" {
-				return errFake
+				return functiontest.ErrFake
 			}
 			return nil
 		})
@@ -244,7 +238,7 @@ func TestDrainWithoutModel(t *testing.T) {
 		entered, gate := make(chan struct{}), make(chan struct{})
 		open := sync.OnceFunc(func() { close(gate) })
 		t.Cleanup(open)
-		w.fakes["face"].fail(func(step string) error {
+		w.fakes["face"].Fail(func(step string) error {
 			if step == "link" {
 				entered <- struct{}{}
 				<-gate
@@ -252,13 +246,13 @@ func TestDrainWithoutModel(t *testing.T) {
 			return nil
 		})
 		h := w.functions["face"]
-		h.publish(1, h.picture(1), nil)
+		h.Publish(1, h.Picture(1), nil)
 		<-entered
 		w.order(control.Order{Do: control.DoDrain, Member: w.members["face"]})
 		open()
 		exits(t, w, "face")
 		// The request waits in the ring for the next process.
-		if n := h.channel.Owner(); n != 0 {
+		if n := h.Channel.Owner(); n != 0 {
 			t.Errorf("generation %d still owns the ring", n)
 		}
 		if s := w.ask("fashion", 2); s != wire.StatusOK {
@@ -280,7 +274,7 @@ func TestDrainWithoutModel(t *testing.T) {
 		var members []string
 		for _, name := range []string{"fashion", "detect"} {
 			h, f := functionNamed(t, name)
-			f.fail(block)
+			f.Fail(block)
 			w.testWorker.fakes[name] = f
 			member := w.join(h, 1)
 			w.awaitState(member, control.Loaded)
@@ -302,7 +296,7 @@ func TestDrainWithoutModel(t *testing.T) {
 // TestWorkerMemoryTooSmall refuses a member that does not fit, with the terms.
 func TestWorkerMemoryTooSmall(t *testing.T) {
 	face, model := functionNamed(t, "face")
-	w := startWorkerWith(t, map[string]*fake{"face": model}, control.Start{WorkerLimits: control.WorkerLimits{MemoryBytes: modelBytes - 1}})
+	w := startWorkerWith(t, map[string]*functiontest.Fake{"face": model}, control.Start{WorkerLimits: control.WorkerLimits{MemoryBytes: modelBytes - 1}})
 	member := w.join(face, 1)
 	w.awaitState(member, control.Loaded)
 	w.order(control.Order{Do: control.DoWake, Member: member})
@@ -313,21 +307,21 @@ func TestWorkerMemoryTooSmall(t *testing.T) {
 
 // evictable is a fake that keeps everything but its weights.
 type evictable struct {
-	*fake
+	*functiontest.Fake
 	evictErr, loadErr error
 }
 
 func (e *evictable) EvictableBytes() int64 { return modelBytes }
 
 func (e *evictable) Evict() error {
-	if err := e.step("evict"); err != nil {
+	if err := e.Step("evict"); err != nil {
 		return err
 	}
 	return e.evictErr
 }
 
 func (e *evictable) Load() error {
-	if err := e.step("reload"); err != nil {
+	if err := e.Step("reload"); err != nil {
 		return err
 	}
 	return e.loadErr
@@ -340,19 +334,19 @@ func TestEvictable(t *testing.T) {
 		fails             bool
 	}{
 		"works":       {nil, nil, 1, 9, false},
-		"evict fails": {errFake, nil, 10, 10, false},
-		"load fails":  {nil, errFake, 1, 1, true},
+		"evict fails": {functiontest.ErrFake, nil, 10, 10, false},
+		"load fails":  {nil, functiontest.ErrFake, 1, 1, true},
 	}
 	for name, c := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := &scarceWorker{functions: map[string]*harness{}, fakes: map[string]*fake{}, members: map[string]string{}}
+			w := &scarceWorker{functions: map[string]*harness{}, fakes: map[string]*functiontest.Fake{}, members: map[string]string{}}
 			for _, name := range []string{"face", "fashion"} {
 				w.functions[name], w.fakes[name] = functionNamed(t, name)
 			}
 			start := control.Start{WorkerLimits: control.WorkerLimits{MemoryBytes: 3 * modelBytes / 2}}
 			w.testWorker = startWorkerBuilding(t, start, func(card *models.Card) (framework.Framework, error) {
 				f := w.fakes[card.Name]
-				if _, err := f.build(card); err != nil || card.Name != "face" {
+				if _, err := f.Build(card); err != nil || card.Name != "face" {
 					return f, err
 				}
 				return &evictable{f, c.evictErr, c.loadErr}, nil
@@ -369,7 +363,7 @@ func TestEvictable(t *testing.T) {
 				}
 			}
 			f := w.fakes["face"]
-			if builds, evicts := f.count("build"), f.count("evict"); builds < c.builds || evicts < c.evicts || c.builds == 1 && !c.fails && builds != 1 {
+			if builds, evicts := f.Count("build"), f.Count("evict"); builds < c.builds || evicts < c.evicts || c.builds == 1 && !c.fails && builds != 1 {
 				t.Errorf("%d frameworks, %d evictions; want %d and %d", builds, evicts, c.builds, c.evicts)
 			}
 			if (failed > 0) != c.fails {
@@ -384,28 +378,28 @@ func TestLoadAtFirstPacket(t *testing.T) {
 	w := startScarce(t, nil, "face", "fashion")
 	w.evict()
 	face := w.fakes["face"]
-	loaded := face.count("link") + 1
+	loaded := face.Count("link") + 1
 	wait.For(t, "the model to be loaded for the first packet", func() bool {
 		// The loop watches soon after it has evicted the model.
-		w.functions["face"].channel.Announce()
-		return face.count("link") >= loaded
+		w.functions["face"].Channel.Announce()
+		return face.Count("link") >= loaded
 	})
 	if s := w.ask("face", 1); s != wire.StatusOK {
 		t.Errorf("answer %v", s)
 	}
-	if n := face.count("link"); n != loaded {
+	if n := face.Count("link"); n != loaded {
 		t.Errorf("model was loaded %d times, want %d", n, loaded)
 	}
 }
 
 // withPrivate is a framework on a GPU whose weights are private, and larger, once private is set.
 type withPrivate struct {
-	*fake
+	*functiontest.Fake
 	private *atomic.Int64
 }
 
 func (w withPrivate) LinkModel() (int64, error) {
-	if err := w.step("link"); err != nil {
+	if err := w.Step("link"); err != nil {
 		return 0, err
 	}
 	if bytes := w.private.Load(); bytes > 0 {
@@ -421,32 +415,32 @@ func (w withPrivate) EvictableBytes() int64 {
 	return modelBytes
 }
 
-func (w withPrivate) Evict() error { return w.step("evict") }
+func (w withPrivate) Evict() error { return w.Step("evict") }
 
 func (w withPrivate) Load() error {
 	if w.private.Load() > 0 {
-		return errFake
+		return functiontest.ErrFake
 	}
-	return w.step("reload")
+	return w.Step("reload")
 }
 
 // TestPrivateWeights replaces the weights of an evicted model by private copies. They count at once: other
 // models are evicted, or the load fails if the worker has not enough memory.
 func TestPrivateWeights(t *testing.T) {
-	w := &scarceWorker{functions: map[string]*harness{}, fakes: map[string]*fake{}, members: map[string]string{}}
+	w := &scarceWorker{functions: map[string]*harness{}, fakes: map[string]*functiontest.Fake{}, members: map[string]string{}}
 	names := []string{"face", "fashion", "detect"}
 	for _, name := range names {
-		card := testCard()
+		card := functiontest.Card()
 		card.Name = name
 		w.functions[name] = newGPUHarness(t, card)
-		w.fakes[name] = w.functions[name].fake()
+		w.fakes[name] = w.functions[name].Fake()
 	}
 	private := map[string]*atomic.Int64{"face": {}, "fashion": {}, "detect": {}}
-	card := testCard()
-	memory := int64(len(names)*card.TensorBytes()+scratchBytes*card.MaxBatch()) + 5*modelBytes/2
+	card := functiontest.Card()
+	memory := int64(len(names)*card.TensorBytes()+functiontest.ScratchBytes*card.MaxBatch()) + 5*modelBytes/2
 	w.testWorker = startWorkerBuilding(t, control.Start{WorkerLimits: control.WorkerLimits{MemoryBytes: memory}}, func(card *models.Card) (framework.Framework, error) {
 		f := w.fakes[card.Name]
-		_, err := f.build(card)
+		_, err := f.Build(card)
 		return withPrivate{f, private[card.Name]}, err
 	})
 	for _, name := range names {
@@ -454,7 +448,7 @@ func TestPrivateWeights(t *testing.T) {
 	}
 	resident := func(name string) bool {
 		f := w.fakes[name]
-		return 1+f.count("reload") > f.count("evict")
+		return 1+f.Count("reload") > f.Count("evict")
 	}
 	ask := func(name string) {
 		t.Helper()

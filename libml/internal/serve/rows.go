@@ -3,6 +3,8 @@ package serve
 import (
 	"time"
 
+	"github.com/penstock/penstock/libml/internal/loop"
+
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/internal/tensors"
@@ -120,11 +122,11 @@ func (p *process) download(slot int, outputs []device.Buffer) (results [][]byte,
 	d := p.memory.device
 	for _, out := range outputs {
 		results = append(results, make([]byte, out.Len()))
-		err = mergeErrors(err, d.Download(slot, results[len(results)-1], out))
+		err = loop.MergeErrors(err, d.Download(slot, results[len(results)-1], out))
 	}
-	err = mergeErrors(err, d.Fetch(slot, 0))
+	err = loop.MergeErrors(err, d.Fetch(slot, 0))
 	_, waitErr := d.Wait(slot)
-	return results, mergeErrors(err, waitErr)
+	return results, loop.MergeErrors(err, waitErr)
 }
 
 // compareNext runs the next batch that compares a ladder's answers, if one is left. It reports whether none is

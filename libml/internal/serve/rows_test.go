@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
@@ -20,24 +21,24 @@ import (
 
 // mixing is a framework that answers as fake does, and then mixes the rows of a batch.
 type mixing struct {
-	*fake
+	*functiontest.Fake
 	mix func(rows [][]float32) // a batch's answers to output 0; it changes them
 }
 
 func (m *mixing) build(card *models.Card) (framework.Framework, error) {
-	_, err := m.fake.build(card)
+	_, err := m.Fake.Build(card)
 	return m, err
 }
 
 func (m *mixing) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (int64, error) {
-	bytes, err := m.fake.ConfigureBatch(slot, n, inputs, outputs)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	b := m.batches[fakeKey{slot, n}]
-	compute := b.compute
-	b.compute = func() {
+	bytes, err := m.Fake.ConfigureBatch(slot, n, inputs, outputs)
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	b := m.Batches[functiontest.Key{slot, n}]
+	compute := b.Compute
+	b.Compute = func() {
 		compute()
-		out := b.outputs[0]
+		out := b.Outputs[0]
 		rows := make([][]float32, n)
 		for i := range rows {
 			rows[i] = answer.Floats(out[i*len(out)/n:][:len(out)/n])
@@ -82,10 +83,10 @@ func TestMixedRows(t *testing.T) {
 		for batches, sizes := range cards {
 			for device, newHarness := range map[string]func(testing.TB, *models.Card) *harness{"cpu": newHarness, "gpu": newGPUHarness} {
 				t.Run(name+", "+batches+", "+device, func(t *testing.T) {
-					card := testCard()
+					card := functiontest.Card()
 					card.Batches = sizes
 					h := newHarness(t, card)
-					c := h.start(1, (&mixing{h.fake(), mix}).build, nil)
+					c := h.start(1, (&mixing{h.Fake(), mix}).build, nil)
 					c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 					err := c.end()
 					if !errors.Is(err, answer.ErrMixed) || !strings.Contains(err.Error(), `output "a"`) || !strings.Contains(err.Error(), "first axis") {
@@ -99,78 +100,67 @@ func TestMixedRows(t *testing.T) {
 
 // A process that begins with its smallest size compares the others before it uses them.
 func TestMixedRowsPartially(t *testing.T) {
-	h := newGPUHarness(t, testCard())
-	m := &mixing{h.fake(), mixes["rows swapped"]}
+	h := newGPUHarness(t, functiontest.Card())
+	m := &mixing{h.Fake(), mixes["rows swapped"]}
 	c := h.start(1, m.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50, PartialWarmUp: true})
-	h.channel.SetEpoch(1)
+	h.Channel.SetEpoch(1)
 	c.await(control.Active)
 	if err := c.end(); !errors.Is(err, answer.ErrMixed) {
 		t.Errorf("ends with %v, want an error about mixed answers", err)
 	}
 }
 
-// While a process compares sizes that it adds, it runs no more than one batch for that between two batches of requests.
-func TestRowsBetweenBatches(t *testing.T) {
-	h := newGPUHarness(t, testCard())
+// A process compares sizes that it adds with one batch per call.
+func TestCompareNext(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
 	h.wake.PartialWarmUp = true
-	f := h.fake()
-	l := h.loop(f)
-	sizes := h.card.Batches
-	for slot := range l.memory.inFlight {
-		for _, n := range sizes[1:] {
-			if _, err := l.p.configure(slot, n, l.memory.tensors[slot]); err != nil {
-				t.Fatal(err)
-			}
-		}
+	f := h.Fake()
+	p := h.linked(f)
+	sizes := h.Card.Batches
+	for _, n := range sizes[1:] {
+		_, err := p.configure(1, n, p.memory.tensors[1])
+		must.OK(t, err)
 	}
-	larger, err := l.rules.newRule(sizes)
-	must.OK(t, err)
-	l.rules.larger.Store(larger)
-	l.announced = true
-	for slot := range uint32(16) {
-		h.publish(slot, h.picture(byte(slot)), nil)
+	var want []int
+	for _, n := range sizes[1:] {
+		want = append(want, n, n, n) // in three orders
 	}
-	done := make(chan struct{})
-	defer close(done)
-	for steps := 0; l.rules.larger.Load() != nil; steps++ {
-		before, _ := f.history()
-		if err := l.step(done); err != nil || steps == 3*3 {
-			t.Fatalf("step %d: %v", steps, err)
+	for i := range want {
+		compared, err := p.CompareNext(1, sizes)
+		if must.OK(t, err); compared != (i == len(want)-1) {
+			t.Errorf("after %d batches all sizes are compared: %v", i+1, compared)
 		}
-		if after, _ := f.history(); len(after)-len(before) > 2 {
-			t.Errorf("a step ran batches of %v", after[len(before):])
+		if ran, _ := f.History(); !slices.Equal(ran, want[:i+1]) {
+			t.Fatalf("ran batches of %v, want %v", ran, want[:i+1])
 		}
-	}
-	if got := l.queue.Rule.Ladder(); !slices.Equal(got, sizes) {
-		t.Errorf("the rule has the sizes %v, want %v", got, sizes)
 	}
 }
 
 // A process compares nothing if an earlier one with the same file has done so.
 func TestRowsWereCompared(t *testing.T) {
 	for _, same := range []bool{true, false} {
-		h := newHarness(t, testCard())
-		h.card.Model = filepath.Join(t.TempDir(), "model")
-		must.OK(t, os.WriteFile(h.card.Model, []byte("a model"), 0o600))
-		file, err := (&process{card: h.card}).readModelFile()
+		h := newHarness(t, functiontest.Card())
+		h.Card.Model = filepath.Join(t.TempDir(), "model")
+		must.OK(t, os.WriteFile(h.Card.Model, []byte("a model"), 0o600))
+		file, err := (&process{card: h.Card}).readModelFile()
 		must.OK(t, err)
 		h.grant = func(a *control.Attached) {
 			if a.Compared = file.stamp; !same {
 				a.Compared = "7 00000000"
 			}
 		}
-		f := h.fake()
-		c := h.start(1, f.build, nil)
+		f := h.Fake()
+		c := h.start(1, f.Build, nil)
 		c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 		c.await(control.Ready)
 		want := 1 + 2*4 // the largest size first, then each size twice
 		if !same {
 			want = 1 + 4 + 3*3 // each picture alone, one of them twice, and three orders of 2, 4 and 8
 		}
-		f.mu.Lock()
-		ran := f.steps["infer"]
-		f.mu.Unlock()
+		f.Mu.Lock()
+		ran := f.Steps["infer"]
+		f.Mu.Unlock()
 		if ran != want {
 			t.Errorf("same file: %v: ran %d batches, want %d", same, ran, want)
 		}
@@ -195,8 +185,8 @@ func TestRowsThatMayDiffer(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, testCard())
-			c := h.start(1, (&mixing{h.fake(), mix}).build, nil)
+			h := newHarness(t, functiontest.Card())
+			c := h.start(1, (&mixing{h.Fake(), mix}).build, nil)
 			c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 			c.await(control.Ready)
 			c.drained()

@@ -13,6 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/batching"
+	"github.com/penstock/penstock/libml/internal/loop"
+
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
@@ -66,6 +69,8 @@ type process struct {
 	framework framework.Framework // nil while the model is evicted
 	linked    bool                // the framework has linked the model
 	slo       time.Duration
+	newRule   func(ladder []int) (*batching.Rule, error) // any goroutine may call it
+	reporter  reporter
 	memory    *memory
 	weights   *weights.Mappings // nil: the framework loads its own
 	// level is the level of batches within the guarantee, on a GPU with priorities:
@@ -140,6 +145,12 @@ func (p *process) readAttached(attached control.Attached) (err error) {
 		busyPoll.Do(func() { shm.Spin = max(shm.Spin, time.Duration(attached.BusyPollNanos)) })
 	}
 	p.slo = time.Duration(attached.SLONanos)
+	p.newRule = func(ladder []int) (*batching.Rule, error) {
+		return batching.New(string(cmp.Or(attached.Batching.Rule, control.BatchSLAB)), batching.Config{
+			SLO: p.slo, Ladder: ladder, RunLate: attached.RunLate,
+			Fixed: attached.Batching.Size, Delay: attached.Batching.Delay,
+		})
+	}
 	p.card, err = readCard(attached)
 	return err
 }
@@ -204,7 +215,7 @@ func (p *process) joinWorker(gone <-chan struct{}) error {
 
 // prepareService links the model, warms it up and opens the loop. It sends the notice ready, which it
 // returns.
-func (p *process) prepareService(gone <-chan struct{}, wake control.Order, attached control.Attached, files []*os.File) (l *loop, ready control.Notice, err error) {
+func (p *process) prepareService(gone <-chan struct{}, wake control.Order, attached control.Attached, files []*os.File) (l *loop.Loop, ready control.Notice, err error) {
 	defer p.beginStart()()
 	release, free := p.beginWarmUp(gone)
 	if !free {
@@ -231,45 +242,12 @@ func (p *process) prepareService(gone <-chan struct{}, wake control.Order, attac
 	return l, ready, nil
 }
 
-// openLoop makes the loop of a process that has linked its model. From now on a request to end wakes it.
-func (p *process) openLoop(attached control.Attached, linked control.Notice) (*loop, error) {
-	l, err := newLoop(p, attached)
-	if err != nil {
-		return nil, err
-	}
-	if p.conducted() {
-		if err := p.settle(l, linked); err != nil {
-			l.gate.Account.Close()
-			return nil, err
-		}
-	}
-	if p.entry == nil { // else a batch begins only when the process has the GPU
-		p.place.SetDevice(p.memory.device)
-	}
-	p.exit.ring.Store(p.memory.consumer)
-	return l, nil
-}
-
-// serve runs the batch loop, and on a GPU the mover, until the process must end.
-func (p *process) serve(l *loop, ready control.Notice) error {
-	d, ok := p.memory.device.(device.Partitioned)
-	if !ok {
-		return l.run()
-	}
-	raisePriority()
-	if runtime.NumCPU() >= eagerCPUs {
-		p.memory.consumer.Eager(eagerTime)
-	}
-	m := p.startMover(l, d, ready)
-	return m.end(l.run())
-}
-
 // cleanAfter frees what the process allocated, if the error that ends it allows that.
 func (p *process) cleanAfter(err error) {
 	if p.exit.abandoned {
 		return // the framework is still at work
 	}
-	if isLost(err) {
+	if loop.IsLost(err) {
 		// A call that touches the device may never return now.
 		p.notices.send(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true, Blameless: errors.Is(err, cuda.ErrServer)})
 		return
@@ -297,11 +275,11 @@ func (p *process) clean() {
 // periods of a quota of 1 ms (orchestrator/quota.go).
 func (p *process) restAfterWarmUp() time.Duration {
 	share := p.orders.share.Load()
-	if p.onGPU() || share == nil || share.governor || share.percent <= 0 || share.percent >= 100 {
+	if p.onGPU() || share == nil || share.Governor || share.Percent <= 0 || share.Percent >= 100 {
 		return 0
 	}
 	const twoQuotas, most = 2 * time.Millisecond, 50 * time.Millisecond
-	return min(most, time.Duration(float64(twoQuotas)*100/share.percent))
+	return min(most, time.Duration(float64(twoQuotas)*100/share.Percent))
 }
 
 // end returns why a process without further work ends: nil if it was ordered to, else which

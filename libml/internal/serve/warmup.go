@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/libml/internal/loop"
+
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/conductor"
@@ -153,12 +155,12 @@ func (p *process) measureAlone(w *warmUp) error {
 		err := p.inTurn(w.elapsed*time.Duration(rounds), func() (err error) {
 			start = p.timing.clock()
 			for range rounds {
-				err = mergeErrors(err, p.framework.InferBatch(0, w.size))
+				err = loop.MergeErrors(err, p.framework.InferBatch(0, w.size))
 			}
-			err = mergeErrors(err, d.Fetch(0, 0))
+			err = loop.MergeErrors(err, d.Fetch(0, 0))
 			_, waitErr := d.Wait(0)
 			end = p.timing.clock()
-			return mergeErrors(err, waitErr)
+			return loop.MergeErrors(err, waitErr)
 		})
 		if err != nil {
 			return fmt.Errorf("measure %s at batch %d: %w", p.card.Name, w.size, err)
@@ -208,10 +210,10 @@ func (p *process) runBatch(slot, n int) (took time.Duration, err error) {
 	err = p.inTurn(0, func() error {
 		began := time.Now()
 		err := p.framework.InferBatch(slot, n)
-		err = mergeErrors(err, p.memory.device.Fetch(slot, 0))
+		err = loop.MergeErrors(err, p.memory.device.Fetch(slot, 0))
 		_, waitErr := p.memory.device.Wait(slot)
 		took = time.Since(began)
-		return mergeErrors(err, waitErr)
+		return loop.MergeErrors(err, waitErr)
 	})
 	return took, err
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/libml/framework"
 )
 
@@ -23,7 +24,7 @@ func (a *asks) LoadModel() error                     { return framework.ErrNoHos
 func loadedWith(t *testing.T, start control.Start) (*process, framework.Environment) {
 	t.Helper()
 	a := new(asks)
-	p := &process{log: slog.New(slog.DiscardHandler), start: start, card: testCard(), framework: a}
+	p := &process{log: slog.New(slog.DiscardHandler), start: start, card: functiontest.Card(), framework: a}
 	if err := p.load(); err != nil {
 		t.Fatal(err)
 	}

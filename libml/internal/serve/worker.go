@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/penstock/penstock/libml/internal/loop"
+
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/framework"
@@ -191,7 +193,7 @@ func serveMember(ctx context.Context, log *slog.Logger, child *control.Child, w 
 		log.Debug("cannot report end of member", "error", exitErr, "member", name)
 	}
 	switch {
-	case isLost(err):
+	case loop.IsLost(err):
 		return fmt.Errorf("member %s: %w", name, err)
 	case p.exit.abandoned:
 		return fmt.Errorf("member %s ended while its framework was at work: %w", name, err)

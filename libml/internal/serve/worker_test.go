@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
@@ -31,7 +32,7 @@ type testWorker struct {
 	t      *testing.T
 	parent *control.Parent
 	ended  chan error
-	fakes  map[string]*fake // by the name of the model's card
+	fakes  map[string]*functiontest.Fake // by the name of the model's card
 	last   map[string]control.Notice
 	conns  map[string]*control.AttachConn // by member
 
@@ -48,15 +49,15 @@ func (w *testWorker) open(start control.Start, in models.Input, o gpu.Options) (
 }
 
 // startWorker starts a worker for the harnesses' functions.
-func startWorker(t *testing.T, fakes map[string]*fake) *testWorker {
+func startWorker(t *testing.T, fakes map[string]*functiontest.Fake) *testWorker {
 	t.Helper()
 	return startWorkerWith(t, fakes, control.Start{})
 }
 
 // startWorkerWith starts a worker with limits.
-func startWorkerWith(t *testing.T, fakes map[string]*fake, limits control.Start) *testWorker {
+func startWorkerWith(t *testing.T, fakes map[string]*functiontest.Fake, limits control.Start) *testWorker {
 	t.Helper()
-	w := startWorkerBuilding(t, limits, func(card *models.Card) (framework.Framework, error) { return fakes[card.Name].build(card) })
+	w := startWorkerBuilding(t, limits, func(card *models.Card) (framework.Framework, error) { return fakes[card.Name].Build(card) })
 	w.fakes = fakes
 	return w
 }
@@ -100,7 +101,7 @@ func (w *testWorker) join(h *harness, generation uint32) (member string) {
 	}
 	w.t.Cleanup(func() { os.RemoveAll(dir) })
 	identity := h.identity(generation)
-	identity.IF = h.card.Name
+	identity.IF = h.Card.Name
 	w.mu.Lock()
 	w.functions[identity.IF] = h
 	w.mu.Unlock()
@@ -110,7 +111,7 @@ func (w *testWorker) join(h *harness, generation uint32) (member string) {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { listener.Close() })
-	member = fmt.Sprintf("%s/0#%d", h.card.Name, generation)
+	member = fmt.Sprintf("%s/0#%d", h.Card.Name, generation)
 	w.order(control.Order{Do: control.DoStart, Member: member, Start: &identity})
 	conn, _, err := listener.Accept()
 	if err != nil {
@@ -127,9 +128,9 @@ func (w *testWorker) join(h *harness, generation uint32) (member string) {
 // await reads notices until one of the member fits.
 func (w *testWorker) await(member string, fits func(control.Notice) bool) control.Notice {
 	w.t.Helper()
-	hangs := time.AfterFunc(patience, func() { w.parent.Close() })
+	hangs := time.AfterFunc(functiontest.Patience, func() { w.parent.Close() })
 	defer hangs.Stop()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(functiontest.Patience); time.Now().Before(deadline); {
 		if n, ok := w.last[member]; ok && fits(n) {
 			return n
 		}
@@ -158,36 +159,36 @@ func (w *testWorker) end() error {
 	select {
 	case err := <-w.ended:
 		return err
-	case <-time.After(patience):
+	case <-time.After(functiontest.Patience):
 		w.t.Fatal("worker does not end")
 		return nil
 	}
 }
 
 // functionNamed returns a harness of a function whose model has that name, and its framework.
-func functionNamed(t *testing.T, name string) (*harness, *fake) {
-	card := testCard()
+func functionNamed(t *testing.T, name string) (*harness, *functiontest.Fake) {
+	card := functiontest.Card()
 	card.Name = name
 	h := newHarness(t, card)
-	return h, newFake()
+	return h, functiontest.NewFake()
 }
 
 func TestWorker(t *testing.T) {
 	face, faceModel := functionNamed(t, "face")
 	fashion, fashionModel := functionNamed(t, "fashion")
-	w := startWorker(t, map[string]*fake{"face": faceModel, "fashion": fashionModel})
+	w := startWorker(t, map[string]*functiontest.Fake{"face": faceModel, "fashion": fashionModel})
 	serve := func(h *harness, member string, generation uint32) {
 		t.Helper()
 		w.awaitState(member, control.Loaded)
 		w.order(control.Order{Do: control.DoWake, Member: member})
 		w.awaitState(member, control.Ready)
-		h.channel.SetEpoch(generation)
+		h.Channel.SetEpoch(generation)
 		w.awaitState(member, control.Active)
 	}
 	ask := func(h *harness, slot uint32) {
 		t.Helper()
-		h.publish(slot, h.picture(byte(slot)), nil)
-		h.answered(h.replies(1)[0], h.picture(byte(slot)))
+		h.Publish(slot, h.Picture(byte(slot)), nil)
+		h.Answered(h.Replies(1)[0], h.Picture(byte(slot)))
 	}
 	a, b := w.join(face, 1), w.join(fashion, 1)
 	serve(face, a, 1)
@@ -196,13 +197,13 @@ func TestWorker(t *testing.T) {
 	ask(fashion, 2)
 
 	// A member hands over to another in the same worker; the other function does not notice.
-	faceModel = newFake()
+	faceModel = functiontest.NewFake()
 	w.fakes["face"] = faceModel
 	second := w.join(face, 2)
 	w.awaitState(second, control.Loaded)
 	w.order(control.Order{Do: control.DoWake, Member: second})
 	w.awaitState(second, control.Ready)
-	face.channel.SetEpoch(2)
+	face.Channel.SetEpoch(2)
 	if n := w.awaitExit(a); n.State != control.Stopped || n.Reason != "" {
 		t.Errorf("first generation exited with %+v, want stopped", n)
 	}
@@ -212,9 +213,9 @@ func TestWorker(t *testing.T) {
 
 	// A member that fails leaves the other.
 	broken, brokenModel := functionNamed(t, "broken")
-	brokenModel.fail(func(step string) error {
+	brokenModel.Fail(func(step string) error {
 		if step == "load" {
-			return errFake
+			return functiontest.ErrFake
 		}
 		return nil
 	})
@@ -232,7 +233,7 @@ func TestWorker(t *testing.T) {
 	if err := w.end(); err != nil {
 		t.Errorf("drained worker ended with %v", err)
 	}
-	if owner := face.channel.Owner() | fashion.channel.Owner(); owner != 0 {
+	if owner := face.Channel.Owner() | fashion.Channel.Owner(); owner != 0 {
 		t.Errorf("generation %d still owns a ring", owner)
 	}
 }
@@ -242,14 +243,14 @@ func TestWorkerOrdersAfterDrain(t *testing.T) {
 	face, faceModel := functionNamed(t, "face")
 	fashion, fashionModel := functionNamed(t, "fashion")
 	linking, link := make(chan struct{}), make(chan struct{})
-	fashionModel.fail(func(step string) error {
+	fashionModel.Fail(func(step string) error {
 		if step == "link" {
 			close(linking)
 			<-link
 		}
 		return nil
 	})
-	w := startWorker(t, map[string]*fake{"face": faceModel, "fashion": fashionModel})
+	w := startWorker(t, map[string]*functiontest.Fake{"face": faceModel, "fashion": fashionModel})
 	drained, other := w.join(fashion, 1), w.join(face, 1)
 	w.awaitState(drained, control.Loaded)
 	w.order(control.Order{Do: control.DoWake, Member: drained})
@@ -275,7 +276,7 @@ func TestWorkerOrdersAfterDrain(t *testing.T) {
 func TestWorkerEnds(t *testing.T) {
 	t.Run("orchestrator ends", func(t *testing.T) {
 		face, model := functionNamed(t, "face")
-		w := startWorker(t, map[string]*fake{"face": model})
+		w := startWorker(t, map[string]*functiontest.Fake{"face": model})
 		w.awaitState(w.join(face, 1), control.Loaded)
 		w.parent.Close()
 		if err := w.end(); !errors.Is(err, errOrchestratorGone) {
@@ -284,13 +285,13 @@ func TestWorkerEnds(t *testing.T) {
 	})
 	t.Run("device fails", func(t *testing.T) {
 		face, model := functionNamed(t, "face")
-		model.fail(func(step string) error {
+		model.Fail(func(step string) error {
 			if step == "link" {
 				return fmt.Errorf("launch kernel: %w", device.ErrLost)
 			}
 			return nil
 		})
-		w := startWorker(t, map[string]*fake{"face": model})
+		w := startWorker(t, map[string]*functiontest.Fake{"face": model})
 		member := w.join(face, 1)
 		w.awaitState(member, control.Loaded)
 		w.order(control.Order{Do: control.DoWake, Member: member})

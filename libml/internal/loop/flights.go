@@ -1,4 +1,4 @@
-package serve
+package loop
 
 // flights has a place for each batch that may be in flight. The batches in flight are in the order in
 // which they began.

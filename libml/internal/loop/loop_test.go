@@ -1,4 +1,4 @@
-package serve
+package loop
 
 import (
 	"errors"
@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/batching"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
 
 // A batch is as large as the rule and the waiting requests allow, padded to a configured size.
 func TestBatchSize(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
 	l.queue.Expected = func(int) time.Duration { return time.Microsecond } // the same for every size
 	for _, c := range []struct {
@@ -31,104 +32,104 @@ func TestBatchSize(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			l.queue.State = l.queue.Rule.Start()
 			l.queue.State.Limit = c.limit
-			f.serve()
+			f.Serve()
 			for slot := range c.wait {
-				h.publish(slot, h.picture(byte(slot)), nil)
+				h.Publish(slot, h.Picture(byte(slot)), nil)
 			}
 			if err := l.turn(); err != nil {
 				t.Fatal(err)
 			}
-			if want := []int{c.padded}; !slices.Equal(f.ran, want) {
-				t.Errorf("ran batches of %v, want %v", f.ran, want)
+			if want := []int{c.padded}; !slices.Equal(f.Ran, want) {
+				t.Errorf("ran batches of %v, want %v", f.Ran, want)
 			}
-			for _, slot := range h.replies(c.batch) {
-				r := h.channel.Result(slot)
-				h.answered(slot, h.picture(byte(slot)))
+			for _, slot := range h.Replies(c.batch) {
+				r := h.Channel.Result(slot)
+				h.Answered(slot, h.Picture(byte(slot)))
 				if int(r.Batch) != c.batch || r.ModelVersion != 7 {
 					t.Errorf("slot %d has batch %d of version %d, want %d of 7", slot, r.Batch, r.ModelVersion, c.batch)
 				}
-				whole := h.table.Request(slot).Complete
-				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= h.channel.LastBatchEnd()) {
-					t.Errorf("whole %d, %+v, batch end %d are not in order", whole, r, h.channel.LastBatchEnd())
+				whole := h.Table.Request(slot).Complete
+				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= h.Channel.LastBatchEnd()) {
+					t.Errorf("whole %d, %+v, batch end %d are not in order", whole, r, h.Channel.LastBatchEnd())
 				}
 			}
-			h.silent()
+			h.Silent()
 			// The other requests follow, each once.
 			for len(l.queue.Pending) > 0 {
 				if err := l.turn(); err != nil {
 					t.Fatal(err)
 				}
 			}
-			for _, slot := range h.replies(int(c.wait) - c.batch) {
-				h.answered(slot, h.picture(byte(slot)))
+			for _, slot := range h.Replies(int(c.wait) - c.batch) {
+				h.Answered(slot, h.Picture(byte(slot)))
 			}
-			h.silent()
+			h.Silent()
 		})
 	}
 }
 
 // Old contents of the tensor must not remain in this batch.
 func TestPadding(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
 	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 	l.queue.State.Limit = 4
-	for i := range h.tensors.Bytes() {
-		h.tensors.Bytes()[i] = 0xee
+	for i := range h.Tensors.Bytes() {
+		h.Tensors.Bytes()[i] = 0xee
 	}
 	for slot := range uint32(3) {
-		h.publish(slot, h.picture(byte(slot)), nil)
+		h.Publish(slot, h.Picture(byte(slot)), nil)
 	}
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
 	}
-	h.replies(3)
-	size := h.card.Input.TensorBytes()
-	if image := f.input(4)[3*size:]; slices.Max(image) != 0 {
+	h.Replies(3)
+	size := h.Card.Input.TensorBytes()
+	if image := f.InputOf(4)[3*size:]; slices.Max(image) != 0 {
 		t.Error("the image that pads the batch is not blank")
 	}
-	if beyond := h.tensors.Bytes()[4*size : 8*size]; slices.Min(beyond) != 0xee {
+	if beyond := h.Tensors.Bytes()[4*size : 8*size]; slices.Min(beyond) != 0xee {
 		t.Error("images beyond the padded batch were written")
 	}
 }
 
 // Requests that cannot meet their deadline are answered late and do not run.
 func TestLateRequests(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
 	l.queue.State.Limit = 8
 	past := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete - 1 }
-	h.publish(1, h.picture(1), past)
-	h.publish(2, h.picture(2), nil)
-	h.publish(3, h.picture(3), past)
+	h.Publish(1, h.Picture(1), past)
+	h.Publish(2, h.Picture(2), nil)
+	h.Publish(3, h.Picture(3), past)
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
 	}
-	for _, slot := range h.replies(3) {
+	for _, slot := range h.Replies(3) {
 		if slot == 2 {
-			h.answered(slot, h.picture(2))
+			h.Answered(slot, h.Picture(2))
 			continue
 		}
-		r := h.channel.Result(slot)
+		r := h.Channel.Result(slot)
 		if want := (shm.Result{Status: uint8(wire.StatusLate), ModelVersion: 7}); r != want {
 			t.Errorf("slot %d is %+v, want %+v", slot, r, want)
 		}
 	}
-	if want := []int{1}; !slices.Equal(f.ran, want) {
-		t.Errorf("ran batches of %v, want %v", f.ran, want)
+	if want := []int{1}; !slices.Equal(f.Ran, want) {
+		t.Errorf("ran batches of %v, want %v", f.Ran, want)
 	}
 
 	// All requests are late: nothing runs, and the rule learns of it.
 	before := l.queue.State
-	h.publish(4, h.picture(4), past)
+	h.Publish(4, h.Picture(4), past)
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
 	}
-	if got := h.status(h.replies(1)[0]); got != wire.StatusLate {
+	if got := h.Status(h.Replies(1)[0]); got != wire.StatusLate {
 		t.Errorf("status %v, want late", got)
 	}
-	if len(f.ran) != 1 {
-		t.Errorf("ran batches of %v, want no more", f.ran)
+	if len(f.Ran) != 1 {
+		t.Errorf("ran batches of %v, want no more", f.Ran)
 	}
 	if want := l.queue.Rule.Next(before, batching.Observation{Late: 1}); l.queue.State != want {
 		t.Errorf("state is %+v, want %+v", l.queue.State, want)
@@ -137,11 +138,11 @@ func TestLateRequests(t *testing.T) {
 
 // Requests of a higher priority run first, then those with an earlier deadline.
 func TestPriority(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
 	priorities := map[uint32]uint8{1: 0, 2: 9, 3: 0, 4: 3}
 	for slot := uint32(1); slot <= 4; slot++ {
-		h.publish(slot, h.picture(byte(slot)), func(r *shm.Request, _ []shm.Fragment) {
+		h.Publish(slot, h.Picture(byte(slot)), func(r *shm.Request, _ []shm.Fragment) {
 			r.Priority = priorities[slot]
 			r.Deadline -= int64(slot) * int64(time.Minute) // among equals, the more urgent one
 		})
@@ -152,39 +153,39 @@ func TestPriority(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, want := h.replies(4), []uint32{2, 4, 3, 1}; !slices.Equal(got, want) {
+	if got, want := h.Replies(4), []uint32{2, 4, 3, 1}; !slices.Equal(got, want) {
 		t.Errorf("answered %v, want %v", got, want)
 	}
 }
 
 // A batch that fails costs only its own requests.
 func TestBatchFails(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
 	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
-	f.failing = func(string) error { return errFake }
+	f.Failing = func(string) error { return functiontest.ErrFake }
 	l.queue.State.Limit = 2
 	for slot := range uint32(4) {
-		h.publish(slot, h.picture(byte(slot)), nil)
+		h.Publish(slot, h.Picture(byte(slot)), nil)
 	}
-	if err := l.turn(); !errors.Is(err, errFake) {
-		t.Fatalf("the turn gives %v, want %v", err, errFake)
+	if err := l.turn(); !errors.Is(err, functiontest.ErrFake) {
+		t.Fatalf("the turn gives %v, want %v", err, functiontest.ErrFake)
 	}
-	for _, slot := range h.replies(2) {
-		r := h.channel.Result(slot)
+	for _, slot := range h.Replies(2) {
+		r := h.Channel.Result(slot)
 		if wire.Status(r.Status) != wire.StatusFailed || r.Batch != 2 || r.Inferred == 0 || r.Length != 0 {
 			t.Errorf("slot %d is %+v, want failed in a batch of 2", slot, r)
 		}
 	}
-	h.silent()
-	f.failing = nil
+	h.Silent()
+	f.Failing = nil
 	for len(l.queue.Pending) > 0 {
 		if err := l.turn(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, slot := range h.replies(2) {
-		h.answered(slot, h.picture(byte(slot)))
+	for _, slot := range h.Replies(2) {
+		h.Answered(slot, h.Picture(byte(slot)))
 	}
 }
 
@@ -202,25 +203,25 @@ func TestInvalidRequests(t *testing.T) {
 		{"no fragments", 2, func(r *shm.Request, _ []shm.Fragment) { r.Fragments = 0 }},
 		{"more fragments than there can be", 2, func(r *shm.Request, p []shm.Fragment) { r.Fragments, p[1].Length = 1<<32-1, 0 }},
 		{"another size", 2, func(r *shm.Request, _ []shm.Fragment) { r.Bytes = 1 << 30 }},
-		{"outputs that are no numbers", poison, nil},
+		{"outputs that are no numbers", functiontest.Poison, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h, f := newHarness(t, testCard()), newFake()
+			h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 			l := h.loop(f)
 			l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 			l.queue.State.Limit = 4
-			h.publish(1, h.picture(1), nil)
-			h.publish(2, h.picture(c.picture), c.spoil)
-			h.publish(3, h.picture(3), nil)
+			h.Publish(1, h.Picture(1), nil)
+			h.Publish(2, h.Picture(c.picture), c.spoil)
+			h.Publish(3, h.Picture(3), nil)
 			if err := l.turn(); err == nil {
 				t.Error("the turn does not say what was wrong")
 			}
-			for _, slot := range h.replies(3) {
+			for _, slot := range h.Replies(3) {
 				if slot != 2 {
-					h.answered(slot, h.picture(byte(slot)))
+					h.Answered(slot, h.Picture(byte(slot)))
 					continue
 				}
-				if r := h.channel.Result(slot); wire.Status(r.Status) != wire.StatusFailed || r.Length != 0 {
+				if r := h.Channel.Result(slot); wire.Status(r.Status) != wire.StatusFailed || r.Length != 0 {
 					t.Errorf("slot 2 is %+v, want failed", r)
 				}
 			}
@@ -246,20 +247,20 @@ func TestHandoverIdle(t *testing.T) {
 		{"no process served before", 0, 9 * second, 5 * second, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h, f := newHarness(t, testCard()), newFake()
+			h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 			l := h.loop(f)
 			now := shm.Now()
 			if c.last != 0 {
 				l.ring.BatchEnded(now - c.last)
 			}
 			l.acquired = now - c.acquired
-			h.publish(1, h.picture(1), func(r *shm.Request, _ []shm.Fragment) { r.Complete = now - c.whole })
+			h.Publish(1, h.Picture(1), func(r *shm.Request, _ []shm.Fragment) { r.Complete = now - c.whole })
 			for _, slot := range l.taken[:l.ring.Take(l.taken)] {
 				l.addPending(slot)
 			}
 			l.pick()
-			l.reporter.addHandover(l.idle(l.acquired))
-			r := l.reporter.published.Load()
+			l.figures.addHandover(l.idle(l.acquired))
+			r := l.figures.published.Load()
 			if r == nil || r.count != 1 {
 				t.Fatalf("report is %+v, want one hand-over", r)
 			}
@@ -275,32 +276,32 @@ func TestHandoverIdle(t *testing.T) {
 }
 
 func TestBatchAllocations(t *testing.T) {
-	h, f := newHarness(t, testCard()), newFake()
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
-	picture := h.picture(1)
+	picture := h.Picture(1)
 	late := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = 1 }
-	slots := make([]uint32, h.geometry.Slots)
+	slots := make([]uint32, h.Geometry.Slots)
 	turn := func() {
 		for slot := range uint32(5) {
-			h.publish(slot, picture, nil)
+			h.Publish(slot, picture, nil)
 		}
-		h.publish(5, picture, late)
+		h.Publish(5, picture, late)
 		for got := 0; got < 6; {
 			if err := l.turn(); err != nil {
 				t.Fatal(err)
 			}
-			n, err := h.channel.Receive(slots, shm.Now()+int64(patience))
+			n, err := h.Channel.Receive(slots, shm.Now()+int64(functiontest.Patience))
 			if err != nil {
 				t.Fatal(err)
 			}
 			got += n
 		}
 	}
-	if n := allocations(100, turn); n != 0 {
+	if n := functiontest.Allocations(100, turn); n != 0 {
 		t.Errorf("%v allocations in five requests and a late one, want none", n)
 	}
-	if len(f.ran) < 100 {
-		t.Fatalf("only %d batches ran", len(f.ran))
+	if len(f.Ran) < 100 {
+		t.Fatalf("only %d batches ran", len(f.Ran))
 	}
-	h.answered(0, picture)
+	h.Answered(0, picture)
 }

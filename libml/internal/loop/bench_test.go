@@ -1,4 +1,4 @@
-package serve
+package loop
 
 import (
 	"fmt"
@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gate"
@@ -20,9 +20,9 @@ import (
 func BenchmarkBatch(b *testing.B) {
 	for _, n := range []uint32{1, 8} {
 		b.Run(fmt.Sprintf("requests=%d", n), func(b *testing.B) {
-			h, f := newHarness(b, testCard()), newFake()
+			h, f := newHarness(b, functiontest.Card()), functiontest.NewFake()
 			l := h.loop(f)
-			f.idle, f.serving = true, false // compute nothing, keep no history
+			f.Idle, f.Serving = true, false // compute nothing, keep no history
 			l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 			turns(b, h, l, n)
 		})
@@ -32,33 +32,33 @@ func BenchmarkBatch(b *testing.B) {
 // BenchmarkAccountedBatch is the same with the account of a guarantee, as on a GPU with MPS. It leaves out the
 // device, which works on another goroutine.
 func BenchmarkAccountedBatch(b *testing.B) {
-	h, f := newHarness(b, testCard()), newFake()
+	h, f := newHarness(b, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
-	f.idle, f.serving = true, false
+	f.Idle, f.Serving = true, false
 	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
-	l.p.level = 3
-	l.memory.prioritized = ignored{}
-	l.p.orders.follow(control.Order{Level: 3, GuaranteePercent: 90})
-	l.setAccount(gate.Config{Balance: &gate.Balance{}, Objective: l.p.slo, Times: times(8, 100*time.Microsecond, 10*time.Microsecond)})
+	l.prioritized = ignored{}
+	h.guarantee(3, 0.9)
+	h.order.Store(&h.share)
+	h.setAccount(l, gate.Config{Balance: &gate.Balance{}, Objective: h.SLO, Times: times(8, 100*time.Microsecond, 10*time.Microsecond)})
 	turns(b, h, l, 8)
 }
 
-func turns(b *testing.B, h *harness, l *loop, n uint32) {
-	picture := h.picture(1)
-	slots := make([]uint32, h.geometry.Slots)
+func turns(b *testing.B, h *harness, l *Loop, n uint32) {
+	picture := h.Picture(1)
+	slots := make([]uint32, h.Geometry.Slots)
 	b.ReportAllocs()
 	began := threadTime(b)
 	defer func() { b.ReportMetric(float64(threadTime(b)-began)/float64(b.N), "cpu-ns/op") }()
 	for b.Loop() {
 		for slot := range n {
-			h.publish(slot, picture, nil)
+			h.Publish(slot, picture, nil)
 		}
 		for got := 0; got < int(n); {
 			l.queue.State.Limit = 8
 			l.extend()
 			l.startMove()
 			must.OK(b, l.turn())
-			m, err := h.channel.Receive(slots, shm.Now()+int64(patience))
+			m, err := h.Channel.Receive(slots, shm.Now()+int64(functiontest.Patience))
 			must.OK(b, err)
 			got += m
 		}

@@ -1,4 +1,4 @@
-package serve
+package loop
 
 import "time"
 
@@ -25,11 +25,11 @@ func newGovernor(cpus, threads int) governor {
 
 // spend removes a batch that ran from began to ended from the bucket. It returns
 // how long the loop must pause for it; 0 if a cgroup enforces the share.
-func (g *governor) spend(share *shareOrder, began, ended int64) time.Duration {
-	if share == nil || !share.governor || share.percent <= 0 || share.percent >= 100 {
+func (g *governor) spend(share *Share, began, ended int64) time.Duration {
+	if share == nil || !share.Governor || share.Percent <= 0 || share.Percent >= 100 {
 		return 0
 	}
-	rate := share.percent / 100
+	rate := share.Percent / 100
 	// Savings between batches are bounded; the income during a batch is not.
 	g.tokens = min(g.tokens+float64(began-g.filled)*rate, float64(governorBurst)*rate)
 	g.tokens += float64(ended-began) * (rate - g.width)

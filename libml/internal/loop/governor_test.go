@@ -1,4 +1,4 @@
-package serve
+package loop
 
 import (
 	"testing"
@@ -10,7 +10,7 @@ func TestGovernorBusy(t *testing.T) {
 	for _, percent := range []float64{5, 30, 60, 95} {
 		for _, batch := range []time.Duration{200 * time.Microsecond, 5 * time.Millisecond, 80 * time.Millisecond} {
 			g := newGovernor(1, 1)
-			share := &shareOrder{percent: percent, governor: true}
+			share := &Share{Percent: percent, Governor: true}
 			now, busy := int64(0), int64(0)
 			for now < int64(20*time.Second) {
 				ended := now + int64(batch)
@@ -28,7 +28,7 @@ func TestGovernorBusy(t *testing.T) {
 // After an idle time a batch runs without a pause.
 func TestGovernorIdle(t *testing.T) {
 	g := newGovernor(1, 1)
-	share := &shareOrder{percent: 50, governor: true}
+	share := &Share{Percent: 50, Governor: true}
 	began := int64(time.Second)
 	if pause := g.spend(share, began, began+int64(4*time.Millisecond)); pause != 0 {
 		t.Fatalf("pause %v after a batch that its savings cover", pause)
@@ -38,7 +38,7 @@ func TestGovernorIdle(t *testing.T) {
 // The governor does nothing if a cgroup enforces the share, or there is none.
 func TestGovernorOff(t *testing.T) {
 	g := newGovernor(1, 1)
-	for _, share := range []*shareOrder{nil, {percent: 10}, {percent: 100, governor: true}} {
+	for _, share := range []*Share{nil, {Percent: 10}, {Percent: 100, Governor: true}} {
 		if pause := g.spend(share, 0, int64(time.Second)); pause != 0 {
 			t.Fatalf("share %+v: pause %v, want none", share, pause)
 		}
@@ -48,7 +48,7 @@ func TestGovernorOff(t *testing.T) {
 // One thread of four CPUs uses a quarter of them.
 func TestGovernorThreads(t *testing.T) {
 	g := newGovernor(4, 1)
-	share := &shareOrder{percent: 25, governor: true}
+	share := &Share{Percent: 25, Governor: true}
 	if pause := g.spend(share, 0, int64(time.Second)); pause != 0 {
 		t.Fatalf("pause %v, want none: one thread of four CPUs is 25 %%", pause)
 	}

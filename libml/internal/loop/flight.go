@@ -1,4 +1,4 @@
-package serve
+package loop
 
 import (
 	"cmp"
@@ -55,14 +55,14 @@ func newFlight(most int) flight {
 	}
 }
 
-// isLost reports whether an error means that the device failed for good. A framework may return
+// IsLost reports whether an error means that the device failed for good. A framework may return
 // CUDA's error for it.
-func isLost(err error) bool { return errors.Is(err, device.ErrLost) || errors.Is(err, cuda.ErrLost) }
+func IsLost(err error) bool { return errors.Is(err, device.ErrLost) || errors.Is(err, cuda.ErrLost) }
 
-// mergeErrors returns the more important of two errors, either of which may be nil: the first,
+// MergeErrors returns the more important of two errors, either of which may be nil: the first,
 // unless the second is a lost device.
-func mergeErrors(first, second error) error {
-	if first == nil || isLost(second) {
+func MergeErrors(first, second error) error {
+	if first == nil || IsLost(second) {
 		return second
 	}
 	return first
@@ -70,7 +70,7 @@ func mergeErrors(first, second error) error {
 
 // begin dispatches l.choice. finish answers the requests of any error; begin returns the errors that
 // affect the whole batch.
-func (l *loop) begin() error {
+func (l *Loop) begin() error {
 	f := l.flights.add()
 	c := l.choice
 	f.batch = append(f.batch[:0], l.batch()...)
@@ -84,7 +84,7 @@ func (l *loop) begin() error {
 	switch {
 	case !l.served:
 		l.served = true
-		l.reporter.addHandover(l.idle(l.acquired))
+		l.figures.addHandover(l.idle(l.acquired))
 		l.ring.Settle()
 	case l.moves.made():
 		if idle = l.idle(l.moves.begun); l.flights.count > 1 {
@@ -100,9 +100,9 @@ func (l *loop) begin() error {
 	f.Begun = l.gate.Begin(f.dispatched, f.slot, c)
 	l.queue.Begin(f.dispatched, c, f.Demoted)
 	l.choice = batching.Choice{}
-	if l.memory.prioritized != nil {
-		if err := l.memory.prioritized.Choose(f.slot, l.gate.Account.BatchLevel(f.slot, f.padded, f.Demoted)); err != nil {
-			l.p.log.Warn("cannot change the priority; the batch runs at that of the one before", "error", err)
+	if l.prioritized != nil {
+		if err := l.prioritized.Choose(f.slot, l.gate.Account.BatchLevel(f.slot, f.padded, f.Demoted)); err != nil {
+			l.log.Warn("cannot change the priority; the batch runs at that of the one before", "error", err)
 		}
 	}
 	f.bad, f.err = l.gather(f)
@@ -111,13 +111,13 @@ func (l *loop) begin() error {
 		f.followed, f.err = l.gate.Place.Follow(f.slot)
 	}
 	if f.err == nil {
-		f.err = l.p.framework.InferBatch(f.slot, f.padded)
+		f.err = l.process.InferBatch(f.slot, f.padded)
 	}
 	images := c.Batch
 	if f.err != nil {
 		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
-	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
+	f.err = MergeErrors(f.err, l.device.Fetch(f.slot, images))
 	if f.err == nil && !f.Demoted {
 		l.gate.Place.Launch(f.slot, f.dispatched, l.queue.Typical(f.padded), l.queue.Lead)
 	}
@@ -127,15 +127,15 @@ func (l *loop) begin() error {
 
 // gather fills the batch tensor and blanks its padding. bad is about single requests, err about the
 // whole batch.
-func (l *loop) gather(f *flight) (bad, err error) {
+func (l *Loop) gather(f *flight) (bad, err error) {
 	n := len(f.batch)
-	input := l.memory.tensors[f.slot].InputOf(f.padded)
-	err = l.memory.device.Gather(f.slot, input, f.requests, f.refused[:n])
+	input := l.tensors[f.slot].InputOf(f.padded)
+	err = l.device.Gather(f.slot, input, f.requests, f.refused[:n])
 	if err != nil && !spoilsBatch(err) {
 		bad, err = err, nil
 	}
 	if err == nil {
-		err = l.memory.device.Pad(f.slot, input, n, f.padded)
+		err = l.device.Pad(f.slot, input, n, f.padded)
 	}
 	return bad, err
 }
@@ -147,11 +147,11 @@ func spoilsBatch(err error) bool {
 }
 
 // decode turns image i's outputs into its result.
-func (l *loop) decode(f *flight, i int, result *shm.Result) error {
-	l.memory.tensors[f.slot].Image(l.image, i)
-	payload, kind, err := l.memory.decoder.Append(l.ring.ResultBuffer(f.batch[i].Slot)[:0], l.image)
+func (l *Loop) decode(f *flight, i int, result *shm.Result) error {
+	l.tensors[f.slot].Image(l.image, i)
+	payload, kind, err := l.decoder.Append(l.ring.ResultBuffer(f.batch[i].Slot)[:0], l.image)
 	if err != nil {
-		return fmt.Errorf("decode outputs of %s: %w", l.p.card.Name, err)
+		return fmt.Errorf("decode outputs of %s: %w", l.card.Name, err)
 	}
 	result.Status, result.Kind, result.Length = uint8(wire.StatusOK), uint8(kind), uint32(len(payload))
 	return nil
@@ -169,14 +169,14 @@ func firstComplete(batch []batching.Request) *batching.Request {
 }
 
 // done returns a batch in flight that has ended, or nil.
-func (l *loop) done() *flight {
+func (l *Loop) done() *flight {
 	f := l.flights.oldest()
-	if done, _ := l.memory.device.Done(f.slot); done {
+	if done, _ := l.device.Done(f.slot); done {
 		return f
 	}
 	if l.queue.Mixed() {
 		f = l.flights.newest()
-		if done, _ := l.memory.device.Done(f.slot); done {
+		if done, _ := l.device.Done(f.slot); done {
 			return f
 		}
 	}
@@ -186,9 +186,9 @@ func (l *loop) done() *flight {
 // finish waits for the oldest batch in flight, unless another one has ended that need not wait for
 // it. It answers each request of the batch. If requests could not get their results, finish logs
 // and returns the first error. Only a lost device affects more than these requests.
-func (l *loop) finish() error {
+func (l *Loop) finish() error {
 	f := cmp.Or(l.done(), l.flights.oldest())
-	took, err := l.memory.device.Wait(f.slot)
+	took, err := l.device.Wait(f.slot)
 	inferred := shm.Now()
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
@@ -200,22 +200,22 @@ func (l *loop) finish() error {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}
-	l.p.residence.Ran(inferred, l.smallestBatch())
-	f.err = mergeErrors(f.err, err)
+	l.residence.Ran(inferred, l.SmallestBatch())
+	f.err = MergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {
-		l.p.log.Error("batch failed", "error", err, "batch", len(f.batch))
+		l.log.Error("batch failed", "error", err, "batch", len(f.batch))
 	}
 	return err
 }
 
 // complete answers a batch in flight and removes it. The batch must be the oldest or the newest.
-func (l *loop) complete(f *flight, inferred int64) error {
+func (l *Loop) complete(f *flight, inferred int64) error {
 	n := len(f.batch)
 	var firstErr error
 	for i, r := range f.batch {
 		result := shm.Result{
-			Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.p.card.Version,
+			Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.card.Version,
 			Dispatched: f.dispatched, Gathered: f.gathered, Inferred: inferred,
 		}
 		err := f.err
@@ -240,7 +240,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	}
 	l.queue.LearnAnswering(time.Duration(ended - inferred))
 
-	l.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)
+	l.pause = l.governor.spend(l.share.Load(), f.dispatched, ended)
 	l.queue.End(i, batching.Observation{
 		Batch: n, Padded: f.padded, Demoted: f.Demoted,
 		Elapsed:    time.Duration(ended-f.began) + l.pause,
@@ -250,7 +250,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 		Late:       f.late,
 		Full:       f.full,
 	}, l.pause, f.err != nil)
-	l.reporter.ran.Add(int64(n))
-	l.reporter.publish(l.queue)
+	l.figures.ran.Add(int64(n))
+	l.figures.publish(l.queue)
 	return firstErr
 }

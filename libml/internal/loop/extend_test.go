@@ -1,0 +1,71 @@
+package loop
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/functiontest"
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/device"
+)
+
+// The rule has the new sizes from the next batch on, and their answers were compared.
+func TestExtend(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	l := h.loop(h.Fake())
+	small, large := h.newRule([]int{1}), h.newRule([]int{1, 2, 4, 8})
+	l.queue.Rule, l.queue.State = small, small.Start()
+	l.Extend(large)
+	h.Publish(1, h.Picture(1), nil)
+	l.take()
+	must.OK(t, l.extend())
+	if l.pick(); l.choice.Batch == 1 {
+		l.begin()
+		l.finish()
+	}
+	h.Answered(h.Replies(1)[0], h.Picture(1))
+	if l.queue.Rule != large || l.larger.Load() != nil || l.queue.Rule.Size(l.queue.State) != 2 {
+		t.Errorf("size %d after it, want 2 on trial", l.queue.Rule.Size(l.queue.State))
+	}
+}
+
+// While a process compares sizes that it adds, the loop lets it run no more than one batch for that between two batches of
+// requests.
+func TestCompareBetweenBatches(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
+	l := h.loop(f)
+	l.queue.Rule = h.newRule([]int{1})
+	l.queue.State = l.queue.Rule.Start()
+	const batches = 9
+	compared := 0
+	h.compare = func(slot int, ladder []int) (bool, error) {
+		if slot != l.flights.free() || !slices.Equal(ladder, h.Card.Batches) {
+			t.Errorf("compares sizes %v in slot %d", ladder, slot)
+		}
+		compared++
+		return compared == batches, nil
+	}
+	l.Extend(h.newRule(h.Card.Batches))
+	l.announced = true
+	for slot := range uint32(16) {
+		h.Publish(slot, h.Picture(byte(slot)), nil)
+	}
+	for l.larger.Load() != nil {
+		before := compared
+		if must.OK(t, l.step(nil)); compared > before+1 {
+			t.Errorf("a step compared %d batches", compared-before)
+		}
+	}
+	if got := l.queue.Rule.Ladder(); compared != batches || !slices.Equal(got, h.Card.Batches) {
+		t.Errorf("after %d batches the rule has the sizes %v, want %v after %d", compared, got, h.Card.Batches, batches)
+	}
+	if ran, _ := f.History(); len(ran) == 0 {
+		t.Error("no batch of requests ran meanwhile")
+	}
+	h.compare = func(int, []int) (bool, error) { return false, device.ErrLost }
+	l.Extend(h.newRule(h.Card.Batches))
+	if err := l.extend(); !IsLost(err) {
+		t.Errorf("a lost device gives %v", err)
+	}
+}

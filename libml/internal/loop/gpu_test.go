@@ -1,0 +1,196 @@
+package loop
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/testing/functiontest"
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// A process on a GPU returns the same answers as one on a CPU.
+func TestGPUAnswers(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
+	l := h.loop(f)
+	l.queue.State.Limit = 4
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+	for round := range 3 {
+		for slot := range uint32(3) {
+			h.Publish(slot, h.Picture(byte(round*10)+byte(slot)), nil)
+		}
+		must.OK(t, l.turn())
+		for _, slot := range h.Replies(3) {
+			h.Answered(slot, h.Picture(byte(round*10)+byte(slot)))
+		}
+	}
+	if !slices.Equal(f.Ran, []int{4, 4, 4}) {
+		t.Errorf("ran batches of %v, want three of 4", f.Ran)
+	}
+}
+
+// On a GPU the host sees only the begin and the end of a batch. The times between are
+// computed back from the device's measurements.
+func TestGPUStages(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	l := h.loop(h.Fake())
+	const late = 20 * time.Millisecond
+	h.GPU.Late.Store(int64(late))
+	h.Publish(1, h.Picture(1), nil)
+	must.OK(t, l.turn())
+	r := h.Channel.Result(h.Replies(1)[0])
+	whole := h.Table.Request(1).Complete
+	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= h.Channel.LastBatchEnd()) {
+		t.Errorf("whole %d, %+v, batch end %d: not in order, or inference took no %v", whole, r, h.Channel.LastBatchEnd(), late)
+	}
+}
+
+func TestFlightsAllocations(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	h.streams = 2
+	l := h.loop(h.Fake())
+	l.queue.State.Limit = 4
+	picture := h.Picture(1)
+	slots := make([]uint32, h.Geometry.Slots)
+	turn := func() {
+		l.queue.State.Limit = 4
+		for slot := range uint32(8) {
+			h.Publish(slot, picture, nil)
+		}
+		for got := 0; got < 8; {
+			for l.take(); l.mayBegin(); {
+				l.pick()
+				l.begin()
+			}
+			if !l.await() {
+				t.Fatal("another batch may begin next to two")
+			}
+			got += len(h.finish(l, slots))
+		}
+	}
+	if n := functiontest.Allocations(10, turn); n != 0 {
+		t.Errorf("%v allocations in eight requests, want none", n)
+	}
+	h.Answered(0, picture)
+}
+
+// With two batches configured, the second begins when half of a batch waits.
+func TestSecondBatchHalfFull(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	h.streams = 2
+	l := h.loop(h.Fake())
+	l.queue.State.Limit = 8
+	release := h.Hold()
+	h.Publish(0, h.Picture(0), nil)
+	l.take()
+	l.pick()
+	l.begin()
+	for slot := uint32(1); slot < 4; slot++ {
+		h.Publish(slot, h.Picture(byte(slot)), nil)
+	}
+	if l.take(); l.mayBegin() {
+		t.Error("a batch of 3 where 8 may be begins next to another")
+	}
+	h.Publish(4, h.Picture(4), nil)
+	if l.await() {
+		t.Error("a batch is done that was held")
+	}
+	if !l.mayBegin() {
+		t.Error("a batch of 4 where 8 may be does not begin next to another")
+	}
+	// It has waited for the first batch since it arrived, not since the batch before
+	// that ended.
+	least := time.Duration(shm.Now() - h.Table.Request(1).Complete)
+	if l.pick(); l.choice.Waited < least {
+		t.Errorf("waited %v for the running batch, want at least %v", l.choice.Waited, least)
+	}
+	l.begin()
+	release()
+	for range 2 {
+		if !l.await() {
+			t.Error("a batch is not done that was released")
+		}
+		must.OK(t, l.finish())
+	}
+	for _, slot := range h.Replies(5) {
+		h.Answered(slot, h.Picture(byte(slot)))
+	}
+}
+
+// If libml decides, a second batch begins when the first is about to end. libml knows
+// how long batches of that size take, and how long a gather takes.
+func TestSecondBatchNearEnd(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	l := h.loop(h.Fake())
+	const takes, lead = 20 * time.Minute, time.Minute
+	l.queue.State, l.queue.Lead = l.queue.Rule.Warm(l.queue.Rule.Start(), 1, takes), lead
+	release := h.Hold()
+	h.Publish(0, h.Picture(0), nil)
+	l.take()
+	l.pick()
+	l.begin()
+	h.Publish(1, h.Picture(1), nil)
+	if l.take(); l.mayBegin() {
+		t.Error("a batch begins next to one that has just begun")
+	}
+	const answering = 2 * time.Minute
+	l.queue.Running[0].Dispatched -= int64(takes - answering - lead)
+	if l.mayBegin() {
+		t.Error("a batch begins while the one before still uses the device")
+	}
+	l.queue.Answering = answering
+	if !l.mayBegin() || l.await() {
+		t.Fatal("no batch may begin next to another that is about to end")
+	}
+	l.pick()
+	l.begin()
+	release()
+	must.OK(t, l.finish())
+	if l.queue.Lead == lead {
+		t.Error("a batch that ran alone does not change the lead")
+	}
+	if l.queue.Answering == answering {
+		t.Error("a batch does not change the time of its answers")
+	}
+	before := l.queue.Lead
+	must.OK(t, l.finish())
+	if l.queue.Lead == before {
+		t.Error("a batch next to another does not change the lead")
+	}
+	h.Replies(2)
+}
+
+// A framework's own error on a GPU costs its batch, as on a CPU.
+func TestGPUBatchFails(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	f := h.Fake()
+	l := h.loop(f)
+	f.Fail(func(string) error { return functiontest.ErrFake })
+	h.Publish(1, h.Picture(1), nil)
+	if err := l.turn(); !errors.Is(err, functiontest.ErrFake) || IsLost(err) {
+		t.Errorf("the turn gives %v, want %v", err, functiontest.ErrFake)
+	}
+	if got := h.Status(h.Replies(1)[0]); got != wire.StatusFailed {
+		t.Errorf("status %v, want failed", got)
+	}
+	f.Fail(nil)
+	h.Publish(2, h.Picture(2), func(_ *shm.Request, p []shm.Fragment) { p[0].Offset = 1 << 40 })
+	h.Publish(3, h.Picture(3), nil)
+	l.queue.State.Limit = 2
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+	if err := l.turn(); !errors.Is(err, device.ErrOutsideSlab) {
+		t.Errorf("the turn gives %v, want %v", err, device.ErrOutsideSlab)
+	}
+	for _, slot := range h.Replies(2) {
+		if slot == 3 {
+			h.Answered(slot, h.Picture(3))
+		} else if got := h.Status(slot); got != wire.StatusFailed {
+			t.Errorf("slot %d is %v, want failed", slot, got)
+		}
+	}
+}

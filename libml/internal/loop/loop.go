@@ -1,0 +1,550 @@
+package loop
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/batching"
+	"github.com/penstock/penstock/libml/conductor"
+	"github.com/penstock/penstock/libml/decode"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/libml/internal/tensors"
+	"github.com/penstock/penstock/libml/lane"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// Loop is the batch loop of a process. It owns the ring from Acquire to Release and belongs to one thread. A
+// batch takes these steps:
+//
+//  1. Take the complete requests. When the batching rule allows a batch, pick it by priority
+//     and deadline, as large as the rule allows. Answer `late` for requests that can no
+//     longer meet their deadline.
+//  2. Begin the batch: gather the fragments, infer, fetch the outputs (flight.go).
+//  3. Look for new work while it runs, if the device can run a second batch next to it.
+//     Begin that one when it is time (batching.Queue). In a worker the second
+//     batch is another member's (package gate).
+//  4. Finish the batch: decode each image's outputs into its result, flush.
+//  5. Tell the rule. If the process still owns the ring, continue with 1.
+//
+// On a CPU a batch is done when begin returns, so step 3 is empty. The loop moves to other
+// multiprocessors between two batches or next to one (move.go).
+//
+// The loop allocates nothing once it runs, except for new batch sizes.
+type Loop struct {
+	process   Process
+	log       *slog.Logger
+	card      *models.Card
+	slo       time.Duration
+	residence *conductor.Member
+	share     *atomic.Pointer[Share]
+	ending    *atomic.Bool
+
+	ring        *shm.Consumer
+	device      device.Device
+	prioritized device.Partitioned
+	tensors     []*tensors.Tensors
+	decoder     decode.Decoder
+
+	queue   *batching.Queue
+	larger  atomic.Pointer[batching.Rule] // the rule with more batch sizes, for extend
+	choice  batching.Choice               // the next batch
+	flights flights                       // in the order of queue.Running
+
+	governor governor
+	naps     naps
+	moves    moves
+	figures  figures
+	gate     *gate.Gate
+
+	pause     time.Duration // that the share requires after the last batch
+	retryAt   int64         // when a batch that was not admitted next to one in flight asks again
+	acquired  int64         // when this process got the ring
+	served    bool          // a batch has begun
+	announced bool
+
+	taken []uint32 // buffer of take
+	image [][]byte // buffer of decode
+}
+
+// Config is what a process has prepared for its loop.
+type Config struct {
+	Process Process
+	Log     *slog.Logger
+	Card    *models.Card
+	SLO     time.Duration
+
+	Ring   *shm.Consumer
+	Slots  int // maximum number of requests in flight
+	Device device.Device
+	// Prioritized is Device, if its batches have levels; else nil.
+	Prioritized device.Partitioned
+	Tensors     []*tensors.Tensors // by the device's slot
+	Decoder     decode.Decoder
+
+	// Queue has a rule, and the times of its batch sizes. Its Places are how many batches may be in flight.
+	Queue *batching.Queue
+	Gate  *gate.Gate
+	// Residence is nil if the model stays in memory.
+	Residence *conductor.Member
+	// Share is the present order; nil before the first.
+	Share *atomic.Pointer[Share]
+	// Ending tells the loop to release its ring at the next batch boundary.
+	Ending *atomic.Bool
+
+	BusyPoll bool // poll for the end of a batch instead of napping
+	CPUs     int  // for inference functions
+	Threads  int  // of a batch on a CPU
+}
+
+// Process is what a loop asks of its process, on the thread of the loop.
+type Process interface {
+	// InferBatch is framework.Framework.InferBatch.
+	InferBatch(slot, n int) error
+	// CompareNext compares answers of a ladder with more batch sizes, and runs one batch at most. compared reports that
+	// all are compared. Only an error that wraps device.ErrLost is returned; another one ends the process.
+	CompareNext(slot int, ladder []int) (compared bool, err error)
+	// LoadModel and EvictModel carry out an order of the conductor. They return an error only if it wraps
+	// device.ErrLost, or if the process cannot go on.
+	LoadModel(began int64) error
+	EvictModel() error
+	// DeviceLost returns the error of another goroutine that found the device lost, or nil.
+	DeviceLost() error
+	// Active is called when the loop serves. done is closed when it has ended.
+	Active(done <-chan struct{})
+	// Released is called when the loop has released the ring for its next owner.
+	Released()
+}
+
+// Share is a process's part of the device, as ordered.
+type Share struct {
+	Percent  float64
+	Governor bool // no cgroup enforces the share
+	Terms    gate.Terms
+	MaxBatch int // 0: no limit
+}
+
+// maxWait bounds how long an idle loop sleeps before it checks again.
+const maxWait = 100 * time.Millisecond
+
+// firstLead is batching.Queue.Lead until a lead has been measured.
+const firstLead = 100 * time.Microsecond
+
+// New returns the loop of a process that is ready.
+func New(c Config) *Loop {
+	c.Queue.Lead = firstLead
+	return &Loop{
+		process: c.Process, log: c.Log, card: c.Card, slo: c.SLO, residence: c.Residence, share: c.Share, ending: c.Ending,
+		ring: c.Ring, device: c.Device, prioritized: c.Prioritized, tensors: c.Tensors, decoder: c.Decoder,
+		queue: c.Queue, gate: c.Gate,
+		flights:  newFlights(c.Queue.Places, c.Card.MaxBatch()),
+		governor: newGovernor(c.CPUs, c.Threads),
+		naps:     naps{poll: c.BusyPoll},
+		taken:    make([]uint32, c.Slots),
+		image:    make([][]byte, len(c.Card.Outputs)),
+	}
+}
+
+// Run waits for the ring and serves it until the epoch changes or a drain is ordered. Then it
+// releases the ring. An error that wraps device.ErrLost means that the device failed: the requests
+// in flight are answered, the others are left to the next owner.
+func (l *Loop) Run() error {
+	defer l.gate.Account.Close()
+	if owned, err := l.acquire(); !owned {
+		return err
+	}
+	done := make(chan struct{})
+	defer close(done)
+	defer func() { l.gate.Withdraw(shm.Now()) }()
+
+	for _, slot := range l.ring.Recover(l.taken[:0]) {
+		l.addPending(slot)
+	}
+	for !l.mustRelease() {
+		if err := l.step(done); err != nil {
+			return l.abandon(err)
+		}
+	}
+	l.ring.Settle()
+	if err := l.process.DeviceLost(); err != nil {
+		return l.abandon(err)
+	}
+	for l.flights.count > 0 {
+		if err := l.finish(); IsLost(err) {
+			return l.abandon(err)
+		}
+	}
+	l.release()
+	return nil
+}
+
+// acquire waits for the ring. Meanwhile it carries out the conductor's orders, and moves. It returns
+// false if the process must end before, with the reason if that is a failure.
+func (l *Loop) acquire() (owned bool, err error) {
+	for {
+		if err := l.conduct(); err != nil {
+			return false, err
+		}
+		owned, err := l.ring.Acquire(shm.Now() + int64(maxWait))
+		if err != nil {
+			return false, fmt.Errorf("wait for the ring: %w", err)
+		}
+		if owned {
+			l.acquired = shm.Now()
+			return true, nil
+		}
+		if l.ending.Load() {
+			return false, l.process.DeviceLost()
+		}
+		if err := l.extend(); err != nil {
+			return false, err
+		}
+		l.startMove()
+		l.completeMove(-1)
+	}
+}
+
+// mustRelease reports whether no batch may begin any more.
+func (l *Loop) mustRelease() bool { return !l.ring.Entitled() || l.ending.Load() }
+
+// step begins a batch, finishes one, or waits for one of these. The error wraps device.ErrLost.
+func (l *Loop) step(done <-chan struct{}) error {
+	if err := l.prepare(); err != nil {
+		return err
+	}
+	await, err := l.beginNext(done)
+	if err != nil || !await || !l.await() {
+		return err
+	}
+	return l.finishNext(done)
+}
+
+// prepare does what comes before the choice of a batch: it takes requests, adds batch sizes, moves, and loads
+// or evicts the model.
+func (l *Loop) prepare() error {
+	l.take()
+	if err := l.extend(); err != nil {
+		return err
+	}
+	l.startMove()
+	return l.conduct()
+}
+
+// beginNext begins a batch if one may begin, and otherwise waits if none is in flight. It reports whether to
+// await a batch: one is in flight, and no other one can begin.
+func (l *Loop) beginNext(done <-chan struct{}) (await bool, err error) {
+	if !l.mayBegin() {
+		if l.flights.count == 0 {
+			l.sleep(done)
+			return false, nil
+		}
+		return true, nil
+	}
+	switch ok, retryAt := l.admit(); {
+	case !ok && l.flights.count > 0:
+		l.retryAt = min(retryAt, shm.Now()+int64(retryNap))
+		return true, nil
+	case !ok:
+		l.wait(done, retryAt)
+		return false, nil
+	}
+	if err := l.begin(); IsLost(err) {
+		return false, err
+	}
+	return l.flights.full(), nil
+}
+
+// finishNext finishes a batch that has ended.
+func (l *Loop) finishNext(done <-chan struct{}) error {
+	if err := l.finish(); IsLost(err) {
+		return err
+	}
+	l.announce(done)
+	l.rest(shm.Now() + int64(l.pause))
+	return nil
+}
+
+// admit picks the next batch and reports whether it may begin. If not, the loop waits until retryAt or until it
+// is woken; retryAt is 0 if there is nothing to wait for.
+func (l *Loop) admit() (ok bool, retryAt int64) {
+	l.pick()
+	now := shm.Now()
+	if l.choice.Batch > 0 && !l.residence.Resident() {
+		if l.residence.Failure(now) != nil {
+			l.answerAll(l.queue.Pending, wire.StatusFailed)
+			l.queue.Pending, l.choice = l.queue.Pending[:0], batching.Choice{}
+		}
+	}
+	if l.choice.Batch == 0 {
+		l.gate.Withdraw(now)
+		return false, 0
+	}
+	batch := l.batch()
+	return l.gate.Admit(now, lane.Job{
+		Complete: firstComplete(batch).Whole, Deadline: earliestDeadline(batch), Batch: l.queue.Expected(len(batch)),
+		Requests: len(batch), Demoted: l.choice.Demoted,
+	})
+}
+
+// wait waits, with a picked batch that may not begin, until a time or until the loop is woken.
+func (l *Loop) wait(done <-chan struct{}, until int64) {
+	if until == 0 {
+		return
+	}
+	l.ring.Settle()
+	l.announce(done)
+	if !l.gate.Wait(until) {
+		l.ring.Wait(until)
+	}
+}
+
+// sleep waits for work, with nothing in flight.
+func (l *Loop) sleep(done <-chan struct{}) {
+	l.gate.Withdraw(shm.Now())
+	l.ring.Settle()
+	l.announce(done)
+	l.completeMove(-1)
+	l.ring.Wait(l.waitUntil())
+}
+
+// release gives the ring to its next owner.
+func (l *Loop) release() {
+	l.gate.Withdraw(shm.Now())
+	l.ring.Release()
+	// The next owner has been woken, perhaps on this CPU, and has work to do. The rest here can
+	// wait. Sleep in the kernel: Go's own sleep would first look for other goroutines to run.
+	nap(releaseNap)
+	l.process.Released()
+}
+
+// take moves complete requests from the ring to pending.
+func (l *Loop) take() {
+	for _, slot := range l.taken[:l.ring.Take(l.taken)] {
+		l.addPending(slot)
+	}
+}
+
+// batch returns the requests of the picked batch.
+func (l *Loop) batch() []batching.Request {
+	return l.queue.Pending[l.choice.Reserved:][:l.choice.Batch]
+}
+
+func earliestDeadline(batch []batching.Request) int64 {
+	earliest := int64(math.MaxInt64)
+	for i := range batch {
+		earliest = min(earliest, batch[i].Deadline)
+	}
+	return earliest
+}
+
+// mayBegin reports whether a batch may begin now.
+func (l *Loop) mayBegin() bool {
+	now := shm.Now()
+	if len(l.queue.Pending) == 0 || l.flights.count > 0 && (now < l.retryAt || !l.gate.Joins(now, !l.guaranteed(now))) {
+		return false
+	}
+	l.queue.Elsewhere = l.moves.incomplete() // the first batch after the move runs next to the last one before it
+	return l.queue.MayBegin(now, !l.guaranteed(now))
+}
+
+// guaranteed reports whether a batch that begins now is within the guarantee.
+func (l *Loop) guaranteed(now int64) bool {
+	var terms gate.Terms
+	if share := l.share.Load(); share != nil {
+		terms, l.queue.MaxBatch = share.Terms, share.MaxBatch
+	}
+	guaranteed, changed := l.gate.Account.Guaranteed(now, terms, l.queue.Size())
+	if changed {
+		l.queue.Retry()
+	}
+	return guaranteed
+}
+
+// extend switches to a rule with more batch sizes, if there is one. Before, it compares the answers of these
+// sizes, one batch per call: requests wait meanwhile.
+func (l *Loop) extend() error {
+	larger := l.larger.Load()
+	if larger == nil || l.flights.full() {
+		return nil
+	}
+	compared, err := l.process.CompareNext(l.flights.free(), larger.Ladder())
+	if err != nil {
+		return err
+	}
+	if compared && l.larger.CompareAndSwap(larger, nil) { // unless there is a larger one by now
+		l.queue.Extend(larger)
+		l.figures.publish(l.queue)
+	}
+	return nil
+}
+
+// Extend gives the loop a rule with more batch sizes. It may be called on any goroutine.
+func (l *Loop) Extend(larger *batching.Rule) { l.larger.Store(larger) }
+
+// waitUntil is when a loop with nothing in flight checks again if no work arrives. It is at the
+// latest when the pending requests may be a batch.
+func (l *Loop) waitUntil() int64 {
+	until := shm.Now() + int64(maxWait)
+	if l.larger.Load() != nil {
+		until = shm.Now() // compare its sizes while no request waits
+	}
+	if len(l.queue.Pending) > 0 {
+		until = min(until, l.queue.ReadyAt())
+	}
+	return until
+}
+
+// await returns true when it is time to finish a batch in flight. It returns false when another
+// batch may begin next to it, or when a move should be made. If none may begin, await returns at
+// once and finish waits, unless either of two batches may end first. Otherwise await checks the
+// device and the ring, and naps between two checks. The naps get shorter as the expected end comes
+// nearer; at last it polls.
+func (l *Loop) await() bool {
+	if l.flights.full() && !l.queue.Mixed() {
+		l.offerLane()
+		return true
+	}
+	for {
+		for range doneChecks {
+			if l.done() != nil {
+				return true
+			}
+		}
+		if l.mustRelease() {
+			return true
+		}
+		if l.take(); !l.flights.full() && l.moves.ordered() || l.mayBegin() {
+			return false
+		}
+		l.nap()
+	}
+}
+
+// offerLane naps until the batch in flight is near its end, and then lets the lane queue another
+// member's batch behind it.
+func (l *Loop) offerLane() {
+	for l.done() == nil {
+		left := l.gate.Place.Offer(shm.Now())
+		if left <= 0 {
+			return
+		}
+		l.naps.nap(left)
+	}
+}
+
+// nap naps for a part of the time until the batch in flight ends. If requests are pending, the
+// limit is the time at which another batch may begin next to it.
+func (l *Loop) nap() {
+	now := shm.Now()
+	left := l.queue.Left(0, now)
+	if l.queue.Mixed() {
+		left = min(left, l.queue.Left(1, now))
+	}
+	if len(l.queue.Pending) > 0 {
+		left -= l.queue.Lead
+	}
+	if l.retryAt > now {
+		left = min(left, time.Duration(l.retryAt-now))
+	}
+	l.naps.nap(left)
+}
+
+// retryNap bounds how late a batch begins that waits for its turn next to one in flight.
+const retryNap = 50 * time.Microsecond
+
+// doneChecks is how often await checks the device between two checks of the ring.
+const doneChecks = 64
+
+// abandon ends the loop on a lost device. It answers the requests in flight as failed and releases
+// the ring; the next owner finds the pending requests there. It returns why.
+func (l *Loop) abandon(why error) error {
+	for l.flights.count > 0 {
+		f := l.flights.oldest()
+		f.err = why
+		now := shm.Now()
+		l.gate.End(now, &f.Begun)
+		l.complete(f, now)
+	}
+	l.ring.Release()
+	return why
+}
+
+// rest waits for the share's pause. It ends early when the ring must be released.
+func (l *Loop) rest(until int64) {
+	for l.pause > 0 && !l.mustRelease() {
+		now := shm.Now()
+		if now >= until {
+			return
+		}
+		nap(min(time.Duration(until-now), restStep))
+	}
+}
+
+// restStep bounds how late a resting loop notices that it must release its ring.
+const restStep = 200 * time.Microsecond
+
+// releaseNap is how long a loop sleeps after it has released the ring: the time of a few batches.
+const releaseNap = 5 * time.Millisecond
+
+// announce tells the process that it serves. If work was waiting, the loop calls it after the first batch, so
+// that the ring is not idle for longer.
+func (l *Loop) announce(done <-chan struct{}) {
+	if l.announced {
+		return
+	}
+	l.announced = true
+	l.process.Active(done)
+}
+
+// addPending adds a taken request to the pending ones.
+func (l *Loop) addPending(slot uint32) {
+	r := l.ring.Request(slot)
+	l.residence.Request(r.FirstFragment)
+	l.queue.Add(batching.Request{
+		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client,
+	})
+}
+
+// pick chooses the next batch and answers requests that are late. The batch stays pending until it
+// begins.
+func (l *Loop) pick() {
+	now := shm.Now()
+	demoted := !l.guaranteed(now)
+	var refill batching.Refill
+	if demoted {
+		refill = l.gate.Account.Refill(now)
+	}
+	var late []batching.Request
+	l.choice, late = l.queue.Pick(now, demoted, refill)
+	if len(late) == 0 {
+		return
+	}
+	l.answerAll(late, wire.StatusLate)
+	if l.choice.Batch == 0 {
+		l.figures.publish(l.queue)
+	}
+}
+
+// answerAll answers requests without a batch.
+func (l *Loop) answerAll(requests []batching.Request, status wire.Status) {
+	for _, r := range requests {
+		l.ring.Complete(r.Slot, shm.Result{Status: uint8(status), ModelVersion: l.card.Version})
+	}
+	l.ring.Flush()
+}
+
+// idle returns how long the ring has been idle: since the last batch's end, or since the next batch
+// could have begun if that was later. It returns -1, not idle, if no work had arrived by the time
+// at which it could have been taken.
+func (l *Loop) idle(ready int64) int64 {
+	last, since := l.ring.LastBatchEnd(), l.queue.Rule.Since(l.queue.State, l.batch())
+	if last == 0 || since > ready {
+		return -1
+	}
+	return shm.Now() - max(last, since)
+}

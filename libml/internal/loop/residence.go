@@ -1,0 +1,56 @@
+package loop
+
+import (
+	"math"
+	"time"
+
+	"github.com/penstock/penstock/libml/conductor"
+	"github.com/penstock/penstock/libml/residency"
+	"github.com/penstock/penstock/shm"
+)
+
+// conduct reports the loop's work to the conductor, and carries out its order. No batch is in
+// flight. While the model is not in memory, the loop watches for the first packets of requests. A
+// request that is not complete after half the objective no longer keeps the model in memory. The error
+// wraps device.ErrLost.
+func (l *Loop) conduct() error {
+	r := l.residence
+	if r == nil {
+		return nil
+	}
+	now := shm.Now()
+	w := conductor.Work{Waiting: len(l.queue.Pending), Deadline: l.reachable(now, r.Loading())}
+	if l.ring.Arrived() {
+		w.Arrived, w.ArriveBy, w.ArriveDue = true, now+int64(l.slo/2), now+int64(l.slo)
+	}
+	defer func() { l.ring.Watch(!r.Resident()) }()
+	order, ok := r.Observe(now, w)
+	switch {
+	case !ok:
+		return nil
+	case order == residency.Load:
+		return l.process.LoadModel(now)
+	}
+	return l.process.EvictModel()
+}
+
+// reachable returns the earliest deadline that a load from now on can keep. If it can keep none, it
+// returns the earliest.
+func (l *Loop) reachable(now int64, load time.Duration) int64 {
+	need := int64(load + l.SmallestBatch())
+	reachable, earliest := int64(math.MaxInt64), int64(math.MaxInt64)
+	for i := range l.queue.Pending {
+		deadline := l.queue.Pending[i].Deadline
+		earliest = min(earliest, deadline)
+		if deadline-need >= now {
+			reachable = min(reachable, deadline)
+		}
+	}
+	if reachable < math.MaxInt64 {
+		return reachable
+	}
+	return earliest
+}
+
+// SmallestBatch is the mean time of a batch of the smallest size.
+func (l *Loop) SmallestBatch() time.Duration { return l.queue.Typical(l.queue.Rule.Pad(1)) }
