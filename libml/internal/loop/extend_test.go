@@ -53,7 +53,7 @@ func TestCompareBetweenBatches(t *testing.T) {
 	}
 	for l.larger.Load() != nil {
 		before := compared
-		if must.OK(t, l.step(nil)); compared > before+1 {
+		if must.OK(t, l.step()); compared > before+1 {
 			t.Errorf("a step compared %d batches", compared-before)
 		}
 	}

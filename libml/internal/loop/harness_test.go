@@ -46,11 +46,11 @@ func (h *harness) CompareNext(slot int, ladder []int) (compared bool, err error)
 	return h.compare(slot, ladder)
 }
 
-func (h *harness) LoadModel(int64) error  { panic("the model stays in memory") }
-func (h *harness) EvictModel() error      { panic("the model stays in memory") }
-func (h *harness) DeviceLost() error      { return nil }
-func (h *harness) Active(<-chan struct{}) {}
-func (h *harness) Released()              {}
+func (h *harness) LoadModel() error  { panic("the model stays in memory") }
+func (h *harness) EvictModel() error { panic("the model stays in memory") }
+func (h *harness) DeviceLost() error { return nil }
+func (h *harness) Active()           {}
+func (h *harness) Released()         {}
 
 // demotable asks the framework of the harness.
 type demotable struct{ *harness }

@@ -106,17 +106,17 @@ type Config struct {
 type Process interface {
 	// InferBatch is framework.Framework.InferBatch.
 	InferBatch(slot, n int) error
-	// CompareNext compares answers of a ladder with more batch sizes, and runs one batch at most. compared reports that
-	// all are compared. Only an error that wraps device.ErrLost is returned; another one ends the process.
+	// CompareNext runs the next batch that compares answers of a ladder with more batch sizes. It reports whether none is
+	// left. It returns only errors that wrap device.ErrLost; another one ends the process.
 	CompareNext(slot int, ladder []int) (compared bool, err error)
-	// LoadModel and EvictModel carry out an order of the conductor. They return an error only if it wraps
-	// device.ErrLost, or if the process cannot go on.
-	LoadModel(began int64) error
+	// LoadModel and EvictModel carry out an order of the conductor. They return only errors that wrap
+	// device.ErrLost.
+	LoadModel() error
 	EvictModel() error
 	// DeviceLost returns the error of another goroutine that found the device lost, or nil.
 	DeviceLost() error
-	// Active is called when the loop serves. done is closed when it has ended.
-	Active(done <-chan struct{})
+	// Active is called when the loop serves.
+	Active()
 	// Released is called when the loop has released the ring for its next owner.
 	Released()
 }
@@ -154,19 +154,16 @@ func New(c Config) *Loop {
 // releases the ring. An error that wraps device.ErrLost means that the device failed: the requests
 // in flight are answered, the others are left to the next owner.
 func (l *Loop) Run() error {
-	defer l.gate.Account.Close()
 	if owned, err := l.acquire(); !owned {
 		return err
 	}
-	done := make(chan struct{})
-	defer close(done)
 	defer func() { l.gate.Withdraw(shm.Now()) }()
 
 	for _, slot := range l.ring.Recover(l.taken[:0]) {
 		l.addPending(slot)
 	}
 	for !l.mustRelease() {
-		if err := l.step(done); err != nil {
+		if err := l.step(); err != nil {
 			return l.abandon(err)
 		}
 	}
@@ -213,15 +210,15 @@ func (l *Loop) acquire() (owned bool, err error) {
 func (l *Loop) mustRelease() bool { return !l.ring.Entitled() || l.ending.Load() }
 
 // step begins a batch, finishes one, or waits for one of these. The error wraps device.ErrLost.
-func (l *Loop) step(done <-chan struct{}) error {
+func (l *Loop) step() error {
 	if err := l.prepare(); err != nil {
 		return err
 	}
-	await, err := l.beginNext(done)
+	await, err := l.beginNext()
 	if err != nil || !await || !l.await() {
 		return err
 	}
-	return l.finishNext(done)
+	return l.finishNext()
 }
 
 // prepare does what comes before the choice of a batch: it takes requests, adds batch sizes, moves, and loads
@@ -237,10 +234,10 @@ func (l *Loop) prepare() error {
 
 // beginNext begins a batch if one may begin, and otherwise waits if none is in flight. It reports whether to
 // await a batch: one is in flight, and no other one can begin.
-func (l *Loop) beginNext(done <-chan struct{}) (await bool, err error) {
+func (l *Loop) beginNext() (await bool, err error) {
 	if !l.mayBegin() {
 		if l.flights.count == 0 {
-			l.sleep(done)
+			l.sleep()
 			return false, nil
 		}
 		return true, nil
@@ -250,7 +247,7 @@ func (l *Loop) beginNext(done <-chan struct{}) (await bool, err error) {
 		l.retryAt = min(retryAt, shm.Now()+int64(retryNap))
 		return true, nil
 	case !ok:
-		l.wait(done, retryAt)
+		l.wait(retryAt)
 		return false, nil
 	}
 	if err := l.begin(); IsLost(err) {
@@ -260,11 +257,11 @@ func (l *Loop) beginNext(done <-chan struct{}) (await bool, err error) {
 }
 
 // finishNext finishes a batch that has ended.
-func (l *Loop) finishNext(done <-chan struct{}) error {
+func (l *Loop) finishNext() error {
 	if err := l.finish(); IsLost(err) {
 		return err
 	}
-	l.announce(done)
+	l.announce()
 	l.rest(shm.Now() + int64(l.pause))
 	return nil
 }
@@ -292,22 +289,22 @@ func (l *Loop) admit() (ok bool, retryAt int64) {
 }
 
 // wait waits, with a picked batch that may not begin, until a time or until the loop is woken.
-func (l *Loop) wait(done <-chan struct{}, until int64) {
+func (l *Loop) wait(until int64) {
 	if until == 0 {
 		return
 	}
 	l.ring.Settle()
-	l.announce(done)
+	l.announce()
 	if !l.gate.Wait(until) {
 		l.ring.Wait(until)
 	}
 }
 
 // sleep waits for work, with nothing in flight.
-func (l *Loop) sleep(done <-chan struct{}) {
+func (l *Loop) sleep() {
 	l.gate.Withdraw(shm.Now())
 	l.ring.Settle()
-	l.announce(done)
+	l.announce()
 	l.completeMove(-1)
 	l.ring.Wait(l.waitUntil())
 }
@@ -493,12 +490,12 @@ const releaseNap = 5 * time.Millisecond
 
 // announce tells the process that it serves. If work was waiting, the loop calls it after the first batch, so
 // that the ring is not idle for longer.
-func (l *Loop) announce(done <-chan struct{}) {
+func (l *Loop) announce() {
 	if l.announced {
 		return
 	}
 	l.announced = true
-	l.process.Active(done)
+	l.process.Active()
 }
 
 // addPending adds a taken request to the pending ones.

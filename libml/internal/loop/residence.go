@@ -29,7 +29,7 @@ func (l *Loop) conduct() error {
 	case !ok:
 		return nil
 	case order == residency.Load:
-		return l.process.LoadModel(now)
+		return l.process.LoadModel()
 	}
 	return l.process.EvictModel()
 }

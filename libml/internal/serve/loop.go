@@ -38,23 +38,28 @@ func (p *process) openLoop(attached control.Attached, linked control.Notice) (*l
 		Queue: queue, Gate: g, Residence: p.residence, Share: &p.orders.share, Ending: &p.exit.draining,
 		BusyPoll: attached.BusyPollNanos > 0, CPUs: p.start.CPUs, Threads: p.threads(),
 	})
-	p.reporter = reporter{p: p, loop: l, account: g.Account}
+	p.reporter = reporter{p: p, loop: l, account: g.Account, done: make(chan struct{})}
 	p.exit.ring.Store(p.memory.consumer)
 	return l, nil
 }
 
 // serve runs the batch loop, and on a GPU the mover, until the process must end.
 func (p *process) serve(l *loop.Loop, ready control.Notice) error {
+	run := func() error {
+		defer p.reporter.account.Close()
+		defer close(p.reporter.done)
+		return l.Run()
+	}
 	d, ok := p.memory.device.(device.Partitioned)
 	if !ok {
-		return l.Run()
+		return run()
 	}
 	raisePriority()
 	if runtime.NumCPU() >= eagerCPUs {
 		p.memory.consumer.Eager(eagerTime)
 	}
 	m := p.startMover(l, d, ready)
-	return m.end(l.Run())
+	return m.end(run())
 }
 
 // The methods of loop.Process. LoadModel and EvictModel are in residence.go.
@@ -73,9 +78,9 @@ func (p *process) CompareNext(slot int, ladder []int) (compared bool, err error)
 func (p *process) DeviceLost() error { return p.exit.lostDevice() }
 
 // Active tells the orchestrator, and starts to tell the manager, that this process serves.
-func (p *process) Active(done <-chan struct{}) {
+func (p *process) Active() {
 	p.notices.send(control.Notice{State: control.Active})
-	go p.reporter.run(done)
+	go p.reporter.run()
 }
 
 func (p *process) Released() { p.notices.send(control.Notice{State: control.Draining}) }

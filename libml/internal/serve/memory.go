@@ -5,14 +5,13 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/penstock/penstock/libml/internal/loop"
-
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/decode"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gpu"
+	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/internal/tensors"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"

@@ -8,11 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/libml/internal/loop"
-
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/internal/loop"
 )
 
 // standby is the first slot of the other set than base's: slots 0 and 1, or 2 and 3.

@@ -6,11 +6,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/libml/internal/loop"
-
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/internal/loop"
 )
 
 // partialWarmUp completes the warm-up of a process that serves already. If no other process serves

@@ -19,11 +19,12 @@ type reporter struct {
 	p       *process
 	loop    *loop.Loop
 	account *gate.Account
+	done    chan struct{} // closed when the loop has ended
 }
 
-// run reports at once and then every control.ReportEvery, until done is closed. It leaves out a
+// run reports at once and then every control.ReportEvery, until the loop has ended. It leaves out a
 // report that equals the last one.
-func (r *reporter) run(done <-chan struct{}) {
+func (r *reporter) run() {
 	tick := time.NewTicker(control.ReportEvery)
 	defer tick.Stop()
 
@@ -31,7 +32,7 @@ func (r *reporter) run(done <-chan struct{}) {
 	began := cpuTime()
 	for {
 		select {
-		case <-done:
+		case <-r.done:
 			return
 		default:
 		}
@@ -45,7 +46,7 @@ func (r *reporter) run(done <-chan struct{}) {
 			}
 		}
 		select {
-		case <-done:
+		case <-r.done:
 			return
 		case <-tick.C:
 		}

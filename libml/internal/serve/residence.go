@@ -3,11 +3,10 @@ package serve
 import (
 	"time"
 
-	"github.com/penstock/penstock/libml/internal/loop"
-
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/shm"
 )
@@ -178,7 +177,8 @@ func (p *process) drop() {
 }
 
 // LoadModel carries out the order to load, for the loop.
-func (p *process) LoadModel(began int64) error {
+func (p *process) LoadModel() error {
+	began := shm.Now()
 	persistent, err := p.reload()
 	now := shm.Now()
 	took := time.Duration(now - began)

@@ -3,10 +3,9 @@ package serve
 import (
 	"time"
 
-	"github.com/penstock/penstock/libml/internal/loop"
-
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/internal/tensors"
 	"github.com/penstock/penstock/models"
 )

@@ -14,14 +14,13 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/batching"
-	"github.com/penstock/penstock/libml/internal/loop"
-
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"

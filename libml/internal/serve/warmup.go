@@ -5,11 +5,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/libml/internal/loop"
-
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/conductor"
+	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/internal/tensors"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/models"

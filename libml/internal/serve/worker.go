@@ -8,12 +8,11 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/penstock/penstock/libml/internal/loop"
-
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/weights"
 )
