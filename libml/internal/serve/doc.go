@@ -21,9 +21,8 @@
 //
 // # Goroutines
 //
-//   - Run keeps its goroutine on one thread. It takes steps 1 to 7 and runs the batch loop
-//     (loop.go, flight.go). batching chooses a batch and libml/device gathers it.
-//     Framework.InferBatch runs it, and libml/decode turns the outputs into results.
+//   - Run keeps its goroutine on one thread. It takes steps 1 to 7. Step 6 is the batch loop
+//     (libml/internal/loop).
 //   - process.watch receives the orchestrator's orders and notices the end of either peer. It
 //     interrupts the loop through shared memory.
 //   - The mover exists on a GPU only. It prepares other multiprocessors and the remaining
