@@ -7,7 +7,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
-	"github.com/penstock/penstock/libml/gate"
 )
 
 // A process measures costs before it serves, if there are guarantees.
@@ -25,9 +24,7 @@ func TestMeasureAlone(t *testing.T) {
 
 // TestAccountEnds drains members of a worker before they get the ring.
 func TestAccountEnds(t *testing.T) {
-	lanes, err := gate.NewLanes(1, "", gate.Unlimited)
-	must.OK(t, err)
-	w := &worker{name: "cold", lanes: lanes}
+	w := newWorker(t, "")
 	h := newGPUHarness(t, functiontest.Card())
 	h.worker = w
 	f := h.Fake()
@@ -35,7 +32,7 @@ func TestAccountEnds(t *testing.T) {
 	c.await(control.Loaded)
 	c.order(control.Order{Do: control.DoWake, Level: 3, GuaranteePercent: 30})
 	c.await(control.Ready)
-	accounts := w.balance.Accounts
+	accounts := w.Balance.Accounts
 	if n := accounts(); n != 1 {
 		t.Errorf("%d accounts share the balance, want that of the member", n)
 	}

@@ -2,18 +2,11 @@ package serve
 
 import (
 	"os"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/shm"
 )
-
-// workerBusy is the bit of a worker in the busy word, which its first member takes.
-type workerBusy struct {
-	mu  sync.Mutex // guards bit
-	bit *shm.BusyBit
-}
 
 // takeBusyBit takes the process's bit in the busy word. It returns nil if there is none to take, or after an
 // error. Batches then run without it, and guests do not wait for them.
@@ -21,16 +14,7 @@ func (p *process) takeBusyBit(files []*os.File) *shm.BusyBit {
 	if len(files) == 0 {
 		return nil
 	}
-	if p.worker == nil {
-		return p.openBusyBit(files)
-	}
-	w := &p.worker.busy
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.bit == nil {
-		w.bit = p.openBusyBit(files)
-	}
-	return w.bit
+	return p.worker.Busy(func() *shm.BusyBit { return p.openBusyBit(files) })
 }
 
 // openBusyBit leaves the files open for their owner. A worker's bit outlives the member that took it.

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/libml/internal/worker"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -84,8 +85,8 @@ func TestBusyLost(t *testing.T) {
 // TestBusyWorker has two members of a worker, of which the first ends.
 func TestBusyWorker(t *testing.T) {
 	h := newBusyHarness(t)
-	w := &worker{}
-	first, second := &process{membership: membership{worker: w}}, &process{membership: membership{worker: w}}
+	w := &worker.Worker{}
+	first, second := &process{worker: w}, &process{worker: w}
 	files := h.busyFiles()
 	first.busy, second.busy = first.takeBusyBit(files), second.takeBusyBit(h.busyFiles())
 	if first.busy == nil || second.busy != first.busy {

@@ -2,7 +2,6 @@ package serve
 
 import (
 	"os"
-	"sync"
 	"time"
 
 	"github.com/penstock/penstock/control"
@@ -11,12 +10,6 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// workerEntry is the entry of a worker, which its first member opens.
-type workerEntry struct {
-	mu    sync.Mutex // guards entry
-	entry *gate.Entry
-}
-
 // openEntry opens the process's entry in the file of turns, which comes after the slabs. It returns nil if
 // the processes of the device take no turns.
 func (p *process) openEntry(attached control.Attached, files []*os.File) (*gate.Entry, error) {
@@ -24,22 +17,7 @@ func (p *process) openEntry(attached control.Attached, files []*os.File) (*gate.
 		return nil, nil
 	}
 	file := files[len(files)-1-len(busyFiles(attached, files))]
-	if p.worker == nil {
-		return gate.OpenEntry(file, *attached.Turn)
-	}
-	w := &p.worker.entry
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.entry != nil && w.entry.Number() == *attached.Turn {
-		return w.entry, nil
-	}
-	// The manager gives a worker another entry after all of its members have left.
-	entry, err := gate.OpenEntry(file, *attached.Turn)
-	if err != nil {
-		return nil, err
-	}
-	w.entry = entry
-	return entry, nil
+	return p.worker.Entry(file, *attached.Turn)
 }
 
 // closeEntry closes the entry of a process that ends. A worker keeps its entry.
@@ -69,7 +47,7 @@ func (p *process) newAccount() *gate.Account {
 		c.Framework = demotable{p}
 	}
 	if p.worker != nil {
-		c.Balance = &p.worker.balance
+		c.Balance = &p.worker.Balance
 	}
 	return gate.NewAccount(shm.Now(), c)
 }

@@ -2,7 +2,6 @@ package serve
 
 import (
 	"math"
-	"os"
 	"testing"
 	"time"
 
@@ -10,7 +9,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -171,25 +169,6 @@ func TestGPUTurnInFlight(t *testing.T) {
 	running.Release()
 	h.Replies(1 + more)
 	c.drained()
-}
-
-// TestWorkerTurnEntry has a worker join with an entry, leave, and join with another one.
-func TestWorkerTurnEntry(t *testing.T) {
-	h := newTurnHarness(t)
-	p := &process{membership: membership{worker: &worker{}}}
-	open := func(entry int) *gate.Entry {
-		t.Helper()
-		turn, err := p.openEntry(control.Attached{Turn: &entry}, []*os.File{h.Dup(h.turns.File())})
-		must.OK(t, err)
-		return turn
-	}
-	first := open(3)
-	if second := open(3); second != first {
-		t.Error("two members of a worker have two turns")
-	}
-	if third := open(4); third == first || third.Number() != 4 {
-		t.Errorf("the worker has entry %d, want 4", third.Number())
-	}
 }
 
 // In a turn for all levels a batch uses the whole device, and any framework's batch can be demoted. With turns per level,

@@ -20,6 +20,7 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gpu"
+	"github.com/penstock/penstock/libml/internal/worker"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -34,7 +35,7 @@ type harness struct {
 	wake     control.Order           // of linked's process: level and guarantee
 	grant    func(*control.Attached) // may be nil
 	timing   timing                  // of the processes
-	worker   *worker                 // of the processes; may be nil
+	worker   *worker.Worker          // of the processes; may be nil
 	opened   func(control.Start)     // called when a process opens its device; may be nil
 	copies   bool                    // the argument of that call
 	turns    *shm.Turns              // of the GPU; nil: processes take no turns
@@ -194,7 +195,7 @@ func (h *harness) start(generation uint32, build framework.Build, tamper func(*c
 			return
 		}
 		defer link.Close()
-		c.ended <- (&process{child: link, log: slog.New(slog.DiscardHandler), open: h.open, timing: h.timing, membership: membership{worker: h.worker}}).run(context.Background(), build)
+		c.ended <- (&process{child: link, log: slog.New(slog.DiscardHandler), open: h.open, timing: h.timing, worker: h.worker}).run(context.Background(), build)
 	}()
 	conn, hello, err := listener.Accept()
 	if err != nil {

@@ -22,7 +22,7 @@ func (p *process) openLoop(attached control.Attached, linked control.Notice) (*l
 		queue.State = rule.Warm(queue.State, w.size, w.elapsed)
 	}
 	g := gate.New(p.newAccount(), p.place, p.entry, p.residence.Resident, p.busy)
-	if p.conducted() {
+	if p.worker.Conducted() {
 		if err := p.settle(queue.Typical(rule.Pad(1)), linked); err != nil {
 			g.Account.Close()
 			return nil, err

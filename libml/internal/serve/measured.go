@@ -20,27 +20,27 @@ import (
 
 // remember keeps what the warm-up of a member has measured. loading is how long its load is expected to
 // take.
-func (m *membership) remember(n *control.Notice, weightsBytes int64, loading time.Duration, warm []warmUp) {
-	m.measured = &control.Measurements{
+func (p *process) remember(n *control.Notice, weightsBytes int64, loading time.Duration, warm []warmUp) {
+	p.measured = &control.Measurements{
 		PersistentBytes: n.PersistentBytes, EphemeralBytes: n.EphemeralBytes, WeightsBytes: weightsBytes,
-		LoadNanos: int64(loading), ModelFile: m.loaded.stamp,
+		LoadNanos: int64(loading), ModelFile: p.loaded.stamp,
 	}
 	for _, w := range warm {
-		m.measured.Batches = append(m.measured.Batches, control.BatchTime{Size: w.size, Nanos: int64(w.elapsed), AloneNanos: int64(w.alone)})
+		p.measured.Batches = append(p.measured.Batches, control.BatchTime{Size: w.size, Nanos: int64(w.elapsed), AloneNanos: int64(w.alone)})
 	}
-	m.checked = true
+	p.checked = true
 }
 
 // isSameModel reports whether the measurements are of the file that this process loads.
-func (m *membership) isSameModel(found *control.Measurements) bool {
-	return found != nil && m.worker != nil && found.ModelFile == m.loaded.stamp
+func (p *process) isSameModel(found *control.Measurements) bool {
+	return found != nil && p.worker != nil && found.ModelFile == p.loaded.stamp
 }
 
 // recall takes the measurements of an earlier process, if they are of this model and have what the process
 // needs to serve. It returns the times of the batch sizes, or nil. A process with an account needs the
 // time of a batch alone.
-func (m *membership) recall(found *control.Measurements, sizes []int, account bool) (warm []warmUp) {
-	if !m.isSameModel(found) || found.PersistentBytes < 0 || found.EphemeralBytes < 0 || found.WeightsBytes < 0 || found.LoadNanos < 0 {
+func (p *process) recall(found *control.Measurements, sizes []int, account bool) (warm []warmUp) {
+	if !p.isSameModel(found) || found.PersistentBytes < 0 || found.EphemeralBytes < 0 || found.WeightsBytes < 0 || found.LoadNanos < 0 {
 		return nil
 	}
 	for _, n := range sizes {
@@ -50,6 +50,6 @@ func (m *membership) recall(found *control.Measurements, sizes []int, account bo
 		}
 		warm = append(warm, warmUp{n, time.Duration(found.Batches[i].Nanos), time.Duration(found.Batches[i].AloneNanos)})
 	}
-	m.measured = found
+	p.measured = found
 	return warm
 }

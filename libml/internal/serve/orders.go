@@ -8,6 +8,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/internal/loop"
+	"github.com/penstock/penstock/libml/internal/worker"
 )
 
 // orders has the orchestrator's present orders. process.watch writes them.
@@ -19,10 +20,8 @@ type orders struct {
 	prepared chan string        // why the model could not be prepared; empty if it was
 }
 
-var (
-	errManagerGone      = errors.New("manager ended")
-	errOrchestratorGone = errors.New("orchestrator ended")
-)
+// errManagerGone is returned if the manager ended first.
+var errManagerGone = errors.New("manager ended")
 
 // open makes the channels, before process.watch begins.
 func (o *orders) open() {
@@ -97,7 +96,7 @@ func (p *process) followOrders(ctx context.Context) {
 		select {
 		case order, ok := <-p.child.Orders():
 			if !ok {
-				p.exit.losePeer(errOrchestratorGone)
+				p.exit.losePeer(worker.ErrOrchestratorGone)
 				return
 			}
 			if order.Do == control.DoDrain {

@@ -55,7 +55,7 @@ func (w *partialWarmUp) run() error {
 	began := time.Now()
 	err := w.device.Bind()
 	for err == nil && p.sizes.missing() {
-		if p.othersStart() && !w.stopped() {
+		if p.worker.Starts() && !w.stopped() {
 			time.Sleep(startPoll)
 			continue
 		}

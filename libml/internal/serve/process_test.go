@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/functiontest"
+	"github.com/penstock/penstock/libml/internal/worker"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -114,7 +115,7 @@ func TestPeerGone(t *testing.T) {
 		leave func(*child)
 		want  error
 	}{
-		{"orchestrator", func(c *child) { c.parent.Close() }, errOrchestratorGone},
+		{"orchestrator", func(c *child) { c.parent.Close() }, worker.ErrOrchestratorGone},
 		{"manager", func(c *child) { c.manager.Close() }, errManagerGone},
 	} {
 		for _, state := range []control.State{control.Loaded, control.Ready, control.Active} {

@@ -1,16 +1,18 @@
 package serve
 
 import (
+	"log/slog"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/internal/loop"
+	"github.com/penstock/penstock/libml/internal/worker"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -19,7 +21,7 @@ import (
 // laneOnGPU has members of one lane. Each has its own device for the same GPU.
 type laneOnGPU struct {
 	t       *testing.T
-	worker  *worker
+	worker  *worker.Worker
 	members []*harness
 	fakes   []*functiontest.Fake
 	running []*child
@@ -28,12 +30,18 @@ type laneOnGPU struct {
 	order []int // members in the order of their batches on the device
 }
 
+// newWorker returns a worker with one lane.
+func newWorker(t *testing.T, policy string) *worker.Worker {
+	t.Helper()
+	w, err := worker.New(slog.New(slog.DiscardHandler), control.Start{Worker: "cold", WorkerLimits: control.WorkerLimits{Lanes: 1, LanePolicy: policy}}, nil)
+	must.OK(t, err)
+	return w
+}
+
 // startLaneOnGPU starts n members. edit may change the functions first.
 func startLaneOnGPU(t *testing.T, n int, edit func(*harness)) *laneOnGPU {
 	t.Helper()
-	lanes, err := gate.NewLanes(1, lane.FIFO, gate.Unlimited)
-	must.OK(t, err)
-	g := &laneOnGPU{t: t, worker: &worker{name: "cold", lanes: lanes}}
+	g := &laneOnGPU{t: t, worker: newWorker(t, lane.FIFO)}
 	for i := range n {
 		h := newGPUHarness(t, functiontest.Card())
 		h.worker = g.worker
@@ -74,9 +82,9 @@ func (g *laneOnGPU) ask(i int, slot uint32) {
 func (g *laneOnGPU) waits(i int, slot uint32) {
 	g.t.Helper()
 	h := g.members[i]
-	before := g.worker.lanes.Waiting()
+	before := g.worker.Lanes.Waiting()
 	h.Publish(slot, h.Picture(byte(slot)), nil)
-	wait.For(g.t, "member that waits", func() bool { return g.worker.lanes.Waiting() > before })
+	wait.For(g.t, "member that waits", func() bool { return g.worker.Lanes.Waiting() > before })
 }
 
 func (g *laneOnGPU) answered(i int, slots ...uint32) {
@@ -149,7 +157,7 @@ func TestQueuedBatches(t *testing.T) {
 		}
 	}
 	g.drain()
-	if !joinLane(t, g.worker.lanes).Take(0, lane.Job{}) {
+	if !joinLane(t, g.worker.Lanes).Take(0, lane.Job{}) {
 		t.Error("members that ended left a turn")
 	}
 }

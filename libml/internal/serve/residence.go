@@ -18,7 +18,7 @@ import (
 // joinConductor gives the member a place in a lane and in the conductor. Without measurements of an
 // earlier process it waits for the order to load the model for the first time. It returns errStopped if
 // gone was closed before.
-func (p *process) joinConductor(gone <-chan struct{}) error {
+func (p *process) joinConductor(gone <-chan struct{}) (err error) {
 	ordering := make(chan struct{}, 1)
 	wake := func() {
 		select {
@@ -34,10 +34,10 @@ func (p *process) joinConductor(gone <-chan struct{}) error {
 	if m != nil {
 		need, loading = p.need(m.PersistentBytes, m.WeightsBytes, m.EphemeralBytes), time.Duration(m.LoadNanos)
 	}
-	if err := p.joinLane(need, p.interrupt); err != nil {
+	if p.place, err = p.worker.Join(need, p.interrupt); err != nil {
 		return err
 	}
-	p.residence = p.worker.conductor.Join(shm.Now(), conductor.Newcomer{
+	p.residence = p.worker.Conductor.Join(shm.Now(), conductor.Newcomer{
 		Name: p.start.IF, WeightsBytes: need.WeightsBytes, Load: loading, Exact: p.onGPU(), Wake: wake,
 		// On a GPU the first load makes sessions and graphs, so no request should wait for it.
 		LoadOnce: m == nil || p.onGPU(),
@@ -64,7 +64,7 @@ const loadRate = 100e6
 // model in memory.
 func (p *process) settle(smallest time.Duration, warm control.Notice) error {
 	if p.linked {
-		if err := p.resize(p.need(warm.PersistentBytes, p.weightsBytes(warm.PersistentBytes), warm.EphemeralBytes)); err != nil {
+		if err := p.worker.Resize(p.place, p.need(warm.PersistentBytes, p.weightsBytes(warm.PersistentBytes), warm.EphemeralBytes)); err != nil {
 			return err
 		}
 	}
@@ -187,7 +187,7 @@ func (p *process) LoadModel() error {
 		weights = p.weightsBytes(persistent)
 		took = p.loadTime(weights, took)
 		if p.onGPU() { // the weights may be private now, or shared again
-			err = p.resize(p.need(persistent, weights, p.place.Needs().ScratchBytes))
+			err = p.worker.Resize(p.place, p.need(persistent, weights, p.place.Needs().ScratchBytes))
 		}
 	}
 	switch {

@@ -17,10 +17,12 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/internal/loop"
+	"github.com/penstock/penstock/libml/internal/worker"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
@@ -50,6 +52,31 @@ func Run(ctx context.Context, log *slog.Logger, build framework.Build) error {
 	}
 	p := &process{child: child, log: log, open: openDevice}
 	return p.run(ctx, build)
+}
+
+// serveMembers runs the members of a worker.
+func serveMembers(ctx context.Context, log *slog.Logger, link *control.Child, open opener, build framework.Build) error {
+	return worker.Run(ctx, log, link, func(ctx context.Context, w *worker.Worker, child *control.Child) error {
+		return serveMember(ctx, &process{child: child, log: log, open: open, worker: w}, build)
+	})
+}
+
+// serveMember runs a member. It returns an error only if the worker cannot go on.
+func serveMember(ctx context.Context, p *process, build framework.Build) error {
+	start := p.child.Start()
+	name := fmt.Sprintf("%s/%d#%d", start.IF, start.Instance, start.Generation)
+	log := p.log
+	err := p.run(ctx, build)
+	if exitErr := p.child.Exit(err); exitErr != nil {
+		log.Debug("cannot report end of member", "error", exitErr, "member", name)
+	}
+	switch {
+	case loop.IsLost(err):
+		return fmt.Errorf("member %s: %w", name, err)
+	case p.exit.abandoned:
+		return fmt.Errorf("member %s ended while its framework was at work: %w", name, err)
+	}
+	return nil
 }
 
 // busyPoll sets shm.Spin once: the setting is the node's, so it is that of all members of a worker.
@@ -83,7 +110,14 @@ type process struct {
 
 	entry *gate.Entry  // nil unless the processes of the GPU take turns
 	busy  *shm.BusyBit // nil on a CPU
-	membership
+
+	worker    *worker.Worker    // nil outside a worker
+	place     *gate.Place       // in the worker's lane
+	residence *conductor.Member // nil if the worker's memory has no limit
+	loaded    modelFile         // the model's file at the start; zero if there is none
+	checked   bool              // Node.Checked
+	// measured is what the warm-up of this process or of an earlier one has measured; nil before.
+	measured *control.Measurements
 
 	orders  orders
 	exit    exit
@@ -120,7 +154,8 @@ func (p *process) run(ctx context.Context, build framework.Build) (err error) {
 	}
 	defer func() {
 		p.cleanAfter(err)
-		p.leave(shm.Now())
+		p.place.Leave(shm.Now())
+		p.residence.Leave(shm.Now())
 	}()
 
 	if err := p.live(ctx, ended, attached, files); err != nil && !errors.Is(err, errStopped) {
@@ -184,7 +219,7 @@ func (p *process) loadShadow(attached *control.Attached) error {
 	p.loaded, _ = p.readModelFile() // a file that cannot be read fails the load
 	p.checked = p.isSameModel(attached.Measurements)
 	p.compared.Store(p.knowsFiles() && attached.Compared == p.loaded.stamp)
-	if p.conducted() {
+	if p.worker.Conducted() {
 		return nil
 	}
 	return p.load()
@@ -202,23 +237,26 @@ func (p *process) awaitWake(gone <-chan struct{}) (control.Order, error) {
 
 // joinWorker takes the places that a member has in its worker. It returns errStopped if gone was closed
 // before.
-func (p *process) joinWorker(gone <-chan struct{}) error {
+func (p *process) joinWorker(gone <-chan struct{}) (err error) {
 	switch {
-	case p.conducted():
+	case p.worker.Conducted():
 		return p.joinConductor(gone)
 	case p.worker != nil:
-		return p.joinLane(lane.Model{}, p.interrupt)
+		p.place, err = p.worker.Join(lane.Model{}, p.interrupt)
 	}
-	return nil
+	return err
 }
 
 // prepareService links the model, warms it up and opens the loop. It sends the notice ready, which it
 // returns.
 func (p *process) prepareService(gone <-chan struct{}, wake control.Order, attached control.Attached, files []*os.File) (l *loop.Loop, ready control.Notice, err error) {
-	defer p.beginStart()()
-	release, free := p.beginWarmUp(gone)
-	if !free {
-		return nil, ready, errStopped
+	defer p.worker.BeginStart()()
+	release := func() {}
+	if !p.onGPU() {
+		var free bool
+		if release, free = p.worker.BeginWarmUp(p.measured != nil, gone); !free {
+			return nil, ready, errStopped
+		}
 	}
 	began := time.Now()
 	p.notices.send(control.Notice{State: control.Linking})
@@ -322,7 +360,7 @@ func (p *process) load() error {
 			node.Lane = func() int { return p.place.Lane() } // it has a place later
 		}
 		if node.Evict = p.residence != nil; node.Evict {
-			node.HostMemory = p.worker.hostMemory
+			node.HostMemory = p.worker.HostMemory
 		}
 		if p.start.WeightsSocket != "" {
 			p.weights = weights.NewMappings(p.start.WeightsSocket)
@@ -413,7 +451,7 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 
 // firstSizes are the batch sizes that the process has when it is ready.
 func (p *process) firstSizes(wake control.Order) []int {
-	if wake.PartialWarmUp && p.onGPU() && !p.conducted() {
+	if wake.PartialWarmUp && p.onGPU() && !p.worker.Conducted() {
 		return p.card.Batches[:1]
 	}
 	return p.card.Batches

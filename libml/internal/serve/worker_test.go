@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/gpu"
+	"github.com/penstock/penstock/libml/internal/worker"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -279,8 +280,8 @@ func TestWorkerEnds(t *testing.T) {
 		w := startWorker(t, map[string]*functiontest.Fake{"face": model})
 		w.awaitState(w.join(face, 1), control.Loaded)
 		w.parent.Close()
-		if err := w.end(); !errors.Is(err, errOrchestratorGone) {
-			t.Errorf("worker ended with %v, want %v", err, errOrchestratorGone)
+		if err := w.end(); !errors.Is(err, worker.ErrOrchestratorGone) {
+			t.Errorf("worker ended with %v, want %v", err, worker.ErrOrchestratorGone)
 		}
 	})
 	t.Run("device fails", func(t *testing.T) {
@@ -319,7 +320,7 @@ func TestWarmUpTurn(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, b := joinLane(t, s), joinLane(t, s)
-	p := &process{membership: membership{place: b}, start: control.Start{Device: "GPU-fake"}}
+	p := &process{place: b, start: control.Start{Device: "GPU-fake"}}
 	var running, ran atomic.Int32
 	work := func() error {
 		if running.Add(1) != 1 {
