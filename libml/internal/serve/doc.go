@@ -1,5 +1,5 @@
-// Package serve is the process of an inference function, or a member of a worker (libml/internal/worker): it loads the
-// model, warms it up, serves it with a batch loop (libml/internal/loop), and moves to other multiprocessors.
+// Package serve is the process of an inference function, or a member of a worker (libml/internal/worker). It loads the
+// model, warms it up, and serves it with a batch loop (libml/internal/loop). It moves to other multiprocessors.
 //
 // # Life of a process
 //

@@ -150,74 +150,82 @@ type child struct {
 	parent  *control.Parent
 	manager *control.AttachConn
 	notices chan control.Notice // closed when the link ends
-	ended   chan error
+	ended   <-chan error
 }
 
-// start starts a process and gives it its memory over the same links as a real one. tamper, if
-// not nil, changes the grant.
+// connect runs the program at the other end of a link with the orchestrator.
+func connect(t testing.TB, run func(*control.Child) error) (*control.Parent, <-chan error) {
+	t.Helper()
+	parent, end, err := control.SocketPair()
+	must.OK(t, err)
+	t.Cleanup(func() { parent.Close() })
+	ended := make(chan error, 1)
+	go func() {
+		link, err := control.NewChild(end)
+		if err != nil {
+			ended <- err
+			return
+		}
+		defer link.Close()
+		ended <- run(link)
+	}()
+	return parent, ended
+}
+
+// listen plays the manager for a process. accept waits until it attaches, and grants it the function's memory. tamper,
+// if not nil, changes the grant.
+func (h *harness) listen(identity *control.Start) (accept func(tamper func(*control.Attached)) *control.AttachConn) {
+	t := h.TB
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ps") // a socket's path is short
+	must.OK(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	identity.AttachSocket = filepath.Join(dir, "attach")
+	listener, err := control.ListenAttach(identity.AttachSocket, os.Getuid(), zerolog.Nop())
+	must.OK(t, err)
+	t.Cleanup(func() { listener.Close() })
+	return func(tamper func(*control.Attached)) *control.AttachConn {
+		t.Helper()
+		conn, hello, err := listener.Accept()
+		must.OK(t, err)
+		t.Cleanup(func() {
+			if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+				t.Error(err)
+			}
+		})
+		if hello.IF != identity.IF || hello.Generation != identity.Generation {
+			t.Errorf("a process attaches as %+v", hello)
+		}
+		attached, files := h.attached()
+		if tamper != nil {
+			tamper(&attached)
+		}
+		must.OK(t, conn.Grant(attached, files))
+		return conn
+	}
+}
+
+// start starts a process and gives it its memory over the same links as a real one.
 func (h *harness) start(generation uint32, build framework.Build, tamper func(*control.Attached)) *child {
 	h.TB.Helper()
-	dir, err := os.MkdirTemp("", "ps") // a socket's path is short
-	if err != nil {
-		h.TB.Fatal(err)
-	}
-	h.TB.Cleanup(func() { os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "attach")
-	listener, err := control.ListenAttach(socket, os.Getuid(), zerolog.Nop())
-	if err != nil {
-		h.TB.Fatal(err)
-	}
-	h.TB.Cleanup(func() { listener.Close() })
-	parent, end, err := control.SocketPair()
-	if err != nil {
-		h.TB.Fatal(err)
-	}
-	c := &child{t: h.TB, parent: parent, notices: make(chan control.Notice, 64), ended: make(chan error, 1)}
 	identity := h.identity(generation)
-	identity.AttachSocket = socket
-	if err := parent.Order(control.Order{Do: control.DoStart, Start: &identity}); err != nil {
-		h.TB.Fatal(err)
-	}
+	accept := h.listen(&identity)
+	c := &child{t: h.TB, notices: make(chan control.Notice, 64)}
+	c.parent, c.ended = connect(h.TB, func(link *control.Child) error {
+		return (&process{child: link, log: slog.New(slog.DiscardHandler), open: h.open, timing: h.timing, worker: h.worker}).run(context.Background(), build)
+	})
+	c.order(control.Order{Do: control.DoStart, Start: &identity})
 	go func() {
 		defer close(c.notices)
 		for {
-			n, err := parent.ReadNotice()
+			n, err := c.parent.ReadNotice()
 			if err != nil {
 				return
 			}
 			c.notices <- n
 		}
 	}()
-	go func() {
-		link, err := control.NewChild(end)
-		if err != nil {
-			c.ended <- err
-			return
-		}
-		defer link.Close()
-		c.ended <- (&process{child: link, log: slog.New(slog.DiscardHandler), open: h.open, timing: h.timing, worker: h.worker}).run(context.Background(), build)
-	}()
-	conn, hello, err := listener.Accept()
-	if err != nil {
-		h.TB.Fatal(err)
-	}
-	if hello.IF != "test" || hello.Generation != generation {
-		h.TB.Errorf("a process attaches as %+v", hello)
-	}
-	attached, files := h.attached()
-	if tamper != nil {
-		tamper(&attached)
-	}
-	if err := conn.Grant(attached, files); err != nil {
-		h.TB.Fatal(err)
-	}
-	c.manager = conn
-	h.TB.Cleanup(func() {
-		parent.Close()
-		if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			h.TB.Error(err)
-		}
-	})
+	c.manager = accept(tamper)
 	return c
 }
 

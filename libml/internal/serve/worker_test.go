@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/functiontest"
@@ -32,7 +28,7 @@ import (
 type testWorker struct {
 	t      *testing.T
 	parent *control.Parent
-	ended  chan error
+	ended  <-chan error
 	fakes  map[string]*functiontest.Fake // by the name of the model's card
 	last   map[string]control.Notice
 	conns  map[string]*control.AttachConn // by member
@@ -66,23 +62,12 @@ func startWorkerWith(t *testing.T, fakes map[string]*functiontest.Fake, limits c
 // startWorkerBuilding starts a worker with other frameworks.
 func startWorkerBuilding(t *testing.T, limits control.Start, build framework.Build) *testWorker {
 	t.Helper()
-	parent, end, err := control.SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { parent.Close() })
-	w := &testWorker{t: t, parent: parent, ended: make(chan error, 1), last: map[string]control.Notice{}, conns: map[string]*control.AttachConn{}, functions: map[string]*harness{}}
+	w := &testWorker{t: t, last: map[string]control.Notice{}, conns: map[string]*control.AttachConn{}, functions: map[string]*harness{}}
+	w.parent, w.ended = connect(t, func(link *control.Child) error {
+		return serveMembers(context.Background(), slog.New(slog.DiscardHandler), link, w.open, build)
+	})
 	limits.Worker, limits.CPUs, limits.Device, limits.Lanes = "cold", 1, framework.DeviceCPU, 1
 	w.order(control.Order{Do: control.DoStart, Start: &limits})
-	go func() {
-		link, err := control.NewChild(end)
-		if err != nil {
-			w.ended <- err
-			return
-		}
-		defer link.Close()
-		w.ended <- serveMembers(context.Background(), slog.New(slog.DiscardHandler), link, w.open, build)
-	}()
 	return w
 }
 
@@ -96,33 +81,15 @@ func (w *testWorker) order(o control.Order) {
 // join starts a generation of a harness's function in the worker.
 func (w *testWorker) join(h *harness, generation uint32) (member string) {
 	w.t.Helper()
-	dir, err := os.MkdirTemp("", "ps")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { os.RemoveAll(dir) })
 	identity := h.identity(generation)
 	identity.IF = h.Card.Name
 	w.mu.Lock()
 	w.functions[identity.IF] = h
 	w.mu.Unlock()
-	identity.AttachSocket = filepath.Join(dir, "attach")
-	listener, err := control.ListenAttach(identity.AttachSocket, os.Getuid(), zerolog.Nop())
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { listener.Close() })
+	accept := h.listen(&identity)
 	member = fmt.Sprintf("%s/0#%d", h.Card.Name, generation)
 	w.order(control.Order{Do: control.DoStart, Member: member, Start: &identity})
-	conn, _, err := listener.Accept()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { conn.Close() })
-	w.conns[member] = conn
-	if err := conn.Grant(h.attached()); err != nil {
-		w.t.Fatal(err)
-	}
+	w.conns[member] = accept(nil)
 	return member
 }
 
