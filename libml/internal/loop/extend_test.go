@@ -9,26 +9,6 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// The rule has the new sizes from the next batch on, and their answers were compared.
-func TestExtend(t *testing.T) {
-	h := newGPUHarness(t, functiontest.Card())
-	l := h.loop(h.Fake())
-	small, large := h.newRule([]int{1}), h.newRule([]int{1, 2, 4, 8})
-	l.queue.Rule, l.queue.State = small, small.Start()
-	l.Extend(large)
-	h.Publish(1, h.Picture(1), nil)
-	l.take()
-	must.OK(t, l.extend())
-	if l.pick(); l.choice.Batch == 1 {
-		l.begin()
-		l.finish()
-	}
-	h.Answered(h.Replies(1)[0], h.Picture(1))
-	if l.queue.Rule != large || l.larger.Load() != nil || l.queue.Rule.Size(l.queue.State) != 2 {
-		t.Errorf("size %d after it, want 2 on trial", l.queue.Rule.Size(l.queue.State))
-	}
-}
-
 // While a process compares sizes that it adds, the loop lets it run no more than one batch for that between two batches of
 // requests.
 func TestCompareBetweenBatches(t *testing.T) {
@@ -56,6 +36,9 @@ func TestCompareBetweenBatches(t *testing.T) {
 		if must.OK(t, l.step()); compared > before+1 {
 			t.Errorf("a step compared %d batches", compared-before)
 		}
+	}
+	if got := l.queue.Rule.Size(l.queue.State); got < 2 {
+		t.Errorf("size %d, want 2 on trial, or more", got)
 	}
 	if got := l.queue.Rule.Ladder(); compared != batches || !slices.Equal(got, h.Card.Batches) {
 		t.Errorf("after %d batches the rule has the sizes %v, want %v after %d", compared, got, h.Card.Batches, batches)

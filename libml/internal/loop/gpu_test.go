@@ -2,7 +2,6 @@ package loop
 
 import (
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
@@ -12,27 +11,6 @@ import (
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
-
-// A process on a GPU returns the same answers as one on a CPU.
-func TestGPUAnswers(t *testing.T) {
-	h := newGPUHarness(t, functiontest.Card())
-	f := h.Fake()
-	l := h.loop(f)
-	l.queue.State.Limit = 4
-	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
-	for round := range 3 {
-		for slot := range uint32(3) {
-			h.Publish(slot, h.Picture(byte(round*10)+byte(slot)), nil)
-		}
-		must.OK(t, l.turn())
-		for _, slot := range h.Replies(3) {
-			h.Answered(slot, h.Picture(byte(round*10)+byte(slot)))
-		}
-	}
-	if !slices.Equal(f.Ran, []int{4, 4, 4}) {
-		t.Errorf("ran batches of %v, want three of 4", f.Ran)
-	}
-}
 
 // On a GPU the host sees only the begin and the end of a batch. The times between are
 // computed back from the device's measurements.
@@ -48,35 +26,6 @@ func TestGPUStages(t *testing.T) {
 	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= h.Channel.LastBatchEnd()) {
 		t.Errorf("whole %d, %+v, batch end %d: not in order, or inference took no %v", whole, r, h.Channel.LastBatchEnd(), late)
 	}
-}
-
-func TestFlightsAllocations(t *testing.T) {
-	h := newGPUHarness(t, functiontest.Card())
-	h.streams = 2
-	l := h.loop(h.Fake())
-	l.queue.State.Limit = 4
-	picture := h.Picture(1)
-	slots := make([]uint32, h.Geometry.Slots)
-	turn := func() {
-		l.queue.State.Limit = 4
-		for slot := range uint32(8) {
-			h.Publish(slot, picture, nil)
-		}
-		for got := 0; got < 8; {
-			for l.take(); l.mayBegin(); {
-				l.pick()
-				l.begin()
-			}
-			if !l.await() {
-				t.Fatal("another batch may begin next to two")
-			}
-			got += len(h.finish(l, slots))
-		}
-	}
-	if n := functiontest.Allocations(10, turn); n != 0 {
-		t.Errorf("%v allocations in eight requests, want none", n)
-	}
-	h.Answered(0, picture)
 }
 
 // With two batches configured, the second begins when half of a batch waits.

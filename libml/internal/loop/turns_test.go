@@ -5,7 +5,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
@@ -82,24 +81,5 @@ func TestTurnPerLevel(t *testing.T) {
 	l.retryAt = math.MaxInt64
 	if l.take(); !l.mayBegin() {
 		t.Error("with nothing in flight a batch is delayed, and would lose its place among those that wait")
-	}
-}
-
-func TestMaxBatch(t *testing.T) {
-	h := newGPUHarness(t, functiontest.Card())
-	f := h.Fake()
-	h.share.MaxBatch = 3
-	l := h.loop(f)
-	l.queue.State.Limit = 8
-	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
-	for slot := range uint32(5) {
-		h.Publish(slot, h.Picture(1), nil)
-	}
-	for range 3 {
-		must.OK(t, l.turn())
-	}
-	h.Replies(5)
-	if sizes, _ := f.History(); !slices.Equal(sizes, []int{2, 2, 1}) {
-		t.Errorf("batches of %v, want at most 2 requests in each: the size below the limit of 3", sizes)
 	}
 }
