@@ -141,6 +141,9 @@ func (d *division) carryOut(a sharing.Action, now time.Duration) {
 		d.functions.eachInstance((*instance).forgetDevice)
 	case sharing.Log:
 		log := &d.log
+		if f := d.functions.find(a.ID.IF); f != nil {
+			log = &f.log
+		}
 		on(a.ID, func(in *instance) { log = &in.log })
 		log.WithLevel(a.Level).Fields(a.Fields).Msg(a.Message)
 	}

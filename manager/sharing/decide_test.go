@@ -15,14 +15,16 @@ import (
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
+	"github.com/rs/zerolog"
 )
 
 // script drives a Decider with snapshots. Its actions change the snapshot as they would change a node.
 type script struct {
 	*testing.T
 	Decider
-	s   Snapshot
-	cfg configs.Config
+	s    Snapshot
+	logs []Log // of the last decide
+	cfg  configs.Config
 }
 
 // newScript has functions with one serving process each, on a GPU of 16 groups with MPS.
@@ -58,6 +60,7 @@ func (x *script) instance(name string) *Instance { return &x.function(name).Inst
 // decide decides about the snapshot, whose events then are over. It describes what is to be done, without logs and
 // windows.
 func (x *script) decide() (done []string) {
+	x.logs = nil
 	for _, a := range x.Decide(x.s) {
 		switch a := a.(type) {
 		case SetShare:
@@ -69,6 +72,8 @@ func (x *script) decide() (done []string) {
 				in.Processes[i].Groups = a.Groups
 			}
 			done = append(done, fmt.Sprintf("%v: groups %v", a.ID, a.Groups))
+		case Log:
+			x.logs = append(x.logs, a)
 		case SetTerms:
 			done = append(done, fmt.Sprintf("%v: level %d, %.0f %%", a.ID, a.Terms.Level, a.Terms.GuaranteePercent))
 		case Refuse:
@@ -161,6 +166,28 @@ func TestRefusedShadow(t *testing.T) {
 		"a: right at 46: false", "a/0: share 48", "a/0: refuse 2")
 	in.Processes, in.Changing = in.Processes[:1], false
 	x.wants("afterwards", x.decide())
+}
+
+// A manager that was restarted may not have room for a share that an operator had set.
+func TestRestoredShare(t *testing.T) {
+	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 20, configs.ChangeShadow), gsliced("b", 30, configs.ChangeShadow))
+	x.cfg.Shares.Tune, x.function("a").ByHand = false, 90
+	x.wants("at first", x.decide(), "a/0: share 70", "b/0: share 30")
+	if len(x.logs) != 1 || x.logs[0].ID.IF != "a" || x.logs[0].Level != zerolog.WarnLevel || x.logs[0].Fields["set_percent"] != 90.0 {
+		t.Errorf("%+v, want a warning that a has less than 90 %%", x.logs)
+	}
+}
+
+// The device lacks groups for all functions, not for the first instance of each.
+func TestLogOfFunction(t *testing.T) {
+	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 20, configs.ChangePartition))
+	x.s.Observed = &control.Observed{Mechanism: MechanismMPS, Device: &control.ObservedDevice{UUID: "GPU-2", SMs: 128}}
+	x.decide()
+	if !slices.ContainsFunc(x.logs, func(l Log) bool {
+		return l.Level == zerolog.ErrorLevel && l.ID == gslice.ID{IF: "a", Instance: AllInstances}
+	}) {
+		t.Errorf("%+v, want an error about the function a", x.logs)
+	}
 }
 
 // A function that needs more than its guarantee comes after others of its objective, until it needs less.

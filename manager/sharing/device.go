@@ -69,7 +69,7 @@ func (d *Decider) readDevice(o *control.Observed) {
 	for i := range d.s.Functions {
 		f := &d.s.Functions[i]
 		if change := d.Change(d.s.Config, f.Config); d.s.Config.ChangeOf(f.Config) == configs.ChangePartition && change != configs.ChangePartition {
-			d.log(gslice.ID{IF: f.Config.Name}, zerolog.ErrorLevel, "groups of multiprocessors are not available; shares change another way", map[string]any{"change": string(change), "why": v.lacksGroups()})
+			d.log(gslice.ID{IF: f.Config.Name, Instance: AllInstances}, zerolog.ErrorLevel, "groups of multiprocessors are not available; shares change another way", map[string]any{"change": string(change), "why": v.lacksGroups()})
 		}
 	}
 	if slices.ContainsFunc(d.s.Functions, func(f Function) bool { return d.byPercentage(d.Change(d.s.Config, f.Config)) }) {

@@ -99,7 +99,8 @@ func (p *shares) replaced(d *Decider, m *member) {
 func (p *shares) apply(d *Decider, changes []gslice.Change, cause string) {
 	for _, c := range changes {
 		m := find(d.members, c.ID)
-		if c.From != 0 { // else it begins with this share
+		short := m.f.ByHand-c.To >= 1
+		if c.From != 0 || short { // else it begins with this share
 			fields := map[string]any{"from_percent": round(c.From), "to_percent": round(c.To), "why": cmp.Or(cause, c.Why)}
 			if o, _ := m.measured.Observation(); cause == "" {
 				fields["tail_ms"], fields["left_ms"] = o.Latency, o.SLO
@@ -108,7 +109,12 @@ func (p *shares) apply(d *Decider, changes []gslice.Change, cause string) {
 					fields["cpu_ms"] = m.measured.cpuPerRequest
 				}
 			}
-			d.log(m.id, zerolog.InfoLevel, "share changes", fields)
+			if short {
+				fields["set_percent"] = m.f.ByHand
+				d.log(m.id, zerolog.WarnLevel, "share is smaller than the one that was set by hand", fields)
+			} else {
+				d.log(m.id, zerolog.InfoLevel, "share changes", fields)
+			}
 		}
 		d.setShare(m, c.To)
 	}

@@ -100,6 +100,9 @@ func (in *Instance) uses(card *models.Card) bool {
 	return card == in.Card || slices.ContainsFunc(in.Processes, func(q Process) bool { return q.Card == card })
 }
 
+// AllInstances is the number of no instance: a message is about a function.
+const AllInstances = -1
+
 // Action is one step that Decide wants to be taken, of one of these types.
 type Action any
 
@@ -153,7 +156,7 @@ type (
 	// whose processes have ended.
 	Open         struct{ GPU *control.ObservedDevice }
 	ForgetDevice struct{}
-	// Log logs a message; the zero ID is the node.
+	// Log logs a message; the zero ID is the node, and AllInstances the function.
 	Log struct {
 		ID      gslice.ID
 		Level   zerolog.Level
