@@ -65,17 +65,6 @@ func TestAutoWithoutGPU(t *testing.T) {
 	}
 }
 
-func TestShareChangeOnCPU(t *testing.T) {
-	b := newNode(t, "cpu", nil, "governor", named("a", 50))
-	b.turns()
-	first, _ := b.serves("a")
-	setShare(b.instance("a", 0), 20)
-	b.turns()
-	if next, _ := b.serves("a"); next == first {
-		t.Error("a new share did not come by a shadow")
-	}
-}
-
 func TestDeviceChanges(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50), named("b", 50))
 	b.turns()
@@ -127,36 +116,6 @@ func TestTensorsAwaitDevice(t *testing.T) {
 	b.serves("a")
 	if got := in.pair.Active().Card.Name; got != "other" {
 		t.Errorf("%s serves, want the new model", got)
-	}
-}
-
-func TestTimeSlicingShares(t *testing.T) {
-	alone := h200()
-	alone.GroupSMs, alone.Why = nil, "nvidia-cuda-mps-control is not installed"
-	b := newNode(t, "cuda", alone, sharing.MechanismTimeSlicing, named("a", 30))
-	b.turns()
-	first, _ := b.serves("a")
-	setShare(b.instance("a", 0), 60)
-	b.turns()
-	if next, _ := b.serves("a"); next != first {
-		t.Error("a process was swapped for a share that nobody holds")
-	}
-	if got := b.status("a").SharePercent; got != 60 {
-		t.Errorf("share %v, want 60", got)
-	}
-}
-
-func TestWithoutGroups(t *testing.T) {
-	old := h200()
-	old.GroupSMs, old.Why = nil, "the driver has no green contexts"
-	f := named("b", 30)
-	f.Change = configs.ChangePartition
-	b := newNode(t, "cuda", old, sharing.MechanismMPS, named("a", 30), f)
-	b.turns()
-	for _, name := range []string{"a", "b"} {
-		if got := changeOf(b.functions.find(name)); got != configs.ChangeShadow {
-			t.Errorf("%s changes by %s, want shadow", name, got)
-		}
 	}
 }
 

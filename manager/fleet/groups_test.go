@@ -3,7 +3,6 @@ package fleet
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -22,44 +21,6 @@ import (
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
-
-func TestShareChangeMoves(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50), named("b", 50))
-	b.turns()
-	a, before := b.serves("a")
-	other, _ := b.serves("b")
-	was := slices.Clone(before.on)
-	setShare(b.instance("a", 0), 25)
-	setShare(b.instance("b", 0), 75)
-	b.stuck = true
-	b.turns()
-	if got := b.ordered("b"); !slices.Equal(b.fakes[victim{gslice.ID{IF: "b"}, other}].on, got) {
-		t.Errorf("b is ordered %v while a has not left", got)
-	}
-	b.stuck = false
-	b.turns()
-	nowA, pa := b.serves("a")
-	nowB, pb := b.serves("b")
-	if nowA != a || nowB != other {
-		t.Errorf("generations %d and %d serve, want %d and %d still", nowA, nowB, a, other)
-	}
-	if got := b.sms(pa.on); math.Abs(float64(got)-33) > 12 {
-		t.Errorf("a runs on %d multiprocessors, want a quarter", got)
-	}
-	if got := b.sms(pb.on); math.Abs(float64(got)-99) > 12 {
-		t.Errorf("b runs on %d multiprocessors, want three quarters", got)
-	}
-	for _, g := range pa.on {
-		if !slices.Contains(was, g) {
-			t.Errorf("a shrank from %v to %v: it should give up, not move", was, pa.on)
-		}
-	}
-	s := b.status("a")
-	if !slices.Equal(s.Instances[0].SMGroups, pa.on) || !slices.Equal(s.Instances[0].Processes[0].SMGroups, pa.on) ||
-		s.Instances[0].Processes[0].SMs != b.sms(pa.on) {
-		t.Errorf("status %+v, want groups %v", s.Instances[0], pa.on)
-	}
-}
 
 func TestShadowTakesGroups(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 40), named("b", 60))
@@ -194,32 +155,6 @@ func full() (functions []configs.Function) {
 		functions = append(functions, named(fmt.Sprintf("f%02d", i), 8.5))
 	}
 	return append(functions, named("vgg", 3))
-}
-
-func TestMinimumOfTwoGroups(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, full()...)
-	b.modelNeeds(map[string]int{"vgg": 2})
-	b.turns()
-	b.turns()
-	generation, p := b.serves("vgg")
-	in := b.instance("vgg", 0)
-	if generation != 2 || len(p.groups()) != 2 || !slices.Equal(p.groups(), b.ordered("vgg")) {
-		t.Errorf("generation %d serves on groups %v, want the second on two", generation, p.groups())
-	}
-	if b.faults.count != 0 || in.pair.Held() {
-		t.Errorf("%d faults, held %v; want a node that is well", b.faults.count, in.pair.Held())
-	}
-	if p.early != true {
-		t.Error("it is not early: what happened was held against its model")
-	}
-	for _, f := range b.functions {
-		if g, p := b.serves(f.name); f.name != "vgg" && (g != 1 || len(p.groups()) == 0) {
-			t.Errorf("%s: generation %d serves on groups %v, want the first, undisturbed", f.name, g, p.groups())
-		}
-	}
-	if s := b.status("vgg").Instances[0].Processes[0]; s.Reason != "" {
-		t.Errorf("status says %q of a process that serves", s.Reason)
-	}
 }
 
 // While another instance must leave first, the manager starts no process that could not run.

@@ -187,24 +187,6 @@ func TestWrongModel(t *testing.T) {
 	}
 }
 
-// A model that is right on the whole device only gets it, and its process stays.
-func TestNoRightPercentage(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, shadowed("a", 30), shadowed("b", 30))
-	b.wrong = func(name string, percent float64) bool { return name == "a" && percent < 100 }
-	for range 400 {
-		b.turns()
-	}
-	first, p := b.serves("a")
-	orders := len(b.woken)
-	b.turns()
-	if again, _ := b.serves("a"); p.share != 100 || again != first || len(b.woken) != orders {
-		t.Errorf("generation %d serves with %v %%, then generation %d; %d orders, then %d", first, p.share, again, orders, len(b.woken))
-	}
-	if _, p := b.serves("b"); p.share != 30 {
-		t.Errorf("b has %v %%, want 30", p.share)
-	}
-}
-
 // A process may serve before all its batch sizes are checked only at a percentage that is known to
 // be right.
 func TestPartialWarmupPercentage(t *testing.T) {

@@ -22,16 +22,24 @@ import (
 type script struct {
 	*testing.T
 	Decider
-	s    Snapshot
-	logs []Log // of the last decide
-	cfg  configs.Config
+	s                 Snapshot
+	logs              []Log // of the last decide
+	cfg               configs.Config
+	each, aggregation time.Duration // that a batch and the arrival of a request take
 }
 
 // newScript has functions with one serving process each, on a GPU of 16 groups with MPS.
 func newScript(t *testing.T, policy configs.Policy, functions ...configs.Function) *script {
 	t.Helper()
-	x := &script{T: t, cfg: configs.Default()}
-	x.cfg.Shares.Policy, x.cfg.Device = policy, "cuda"
+	gpu := &control.ObservedDevice{UUID: "GPU-1", SMs: 128, GroupSMs: slices.Repeat([]int{8}, 16)}
+	return newScriptOn(t, "cuda", &control.Observed{Mechanism: MechanismMPS, Device: gpu}, policy, functions...)
+}
+
+// newScriptOn is newScript on another device, as the orchestrator reports it.
+func newScriptOn(t *testing.T, device string, o *control.Observed, policy configs.Policy, functions ...configs.Function) *script {
+	t.Helper()
+	x := &script{T: t, cfg: configs.Default(), each: time.Millisecond}
+	x.cfg.Shares.Policy, x.cfg.Device = policy, device
 	x.Decider = NewDecider(&x.cfg)
 	x.s = Snapshot{Config: &x.cfg, Judged: map[*models.Card]Judged{}}
 	for _, f := range functions {
@@ -39,8 +47,7 @@ func newScript(t *testing.T, policy configs.Policy, functions ...configs.Functio
 		x.s.Functions = append(x.s.Functions, Function{Config: f, Objective: f.SLO, Instances: []Instance{{Card: card}}})
 		x.s.Judged[card] = Judged{model: f.Name}
 	}
-	gpu := &control.ObservedDevice{UUID: "GPU-1", SMs: 128, GroupSMs: slices.Repeat([]int{8}, 16)}
-	x.s.Observed = &control.Observed{Mechanism: MechanismMPS, Device: gpu}
+	x.s.Observed = o
 	x.decide()
 	for i := range x.s.Functions {
 		in := &x.s.Functions[i].Instances[0]
@@ -102,12 +109,12 @@ func (x *script) wants(when string, got []string, want ...string) {
 
 // interval ends an interval in which each of an instance's batches of 1 took tail.
 func (x *script) interval(name string, tail time.Duration) []string {
-	w := &datapath.Window{}
+	w := &datapath.Window{Aggregation: 400 * x.aggregation}
 	for i := range 400 {
-		inferred := int64(i+1) * int64(time.Millisecond)
+		inferred := int64(i+1) * int64(x.each)
 		r := shm.Request{FirstFragment: inferred - int64(tail), Complete: inferred - int64(tail)}
 		w.Arrive(r)
-		w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: inferred - int64(time.Millisecond), Inferred: inferred}, inferred, 0)
+		w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: inferred - int64(x.each), Inferred: inferred}, inferred, 0)
 	}
 	x.s.Now += 5 * time.Second
 	x.s.Interval, x.instance(name).Window = true, w
@@ -126,7 +133,7 @@ func (x *script) intervals(name string, tail time.Duration) (done []string) {
 
 // observe lets the orchestrator report on processes.
 func (x *script) observe(processes ...control.ObservedProcess) []string {
-	x.s.Observed = &control.Observed{Mechanism: MechanismMPS, Device: x.Device.GPU, Processes: processes}
+	x.s.Observed = &control.Observed{Mechanism: MechanismMPS, CPUs: 2, Device: x.Device.GPU, Processes: processes}
 	if x.s.Published != nil {
 		x.s.Observed.AckSeq = x.s.Published.Seq
 	}
@@ -151,6 +158,40 @@ func TestTunedPercentage(t *testing.T) {
 	x.wants("once it serves, and batches still take too long", x.intervals("a", 75*time.Millisecond), "a/0: share 70")
 }
 
+// A share shrinks if batches have time to spare. A quota of CPU time holds fewer requests than run in the time that
+// was measured.
+func TestTunedQuota(t *testing.T) {
+	for name, c := range map[string]struct {
+		cpu  time.Duration // per request
+		want string
+	}{"time to spare": {0, "a/0: share 16"}, "no CPU time to spare": {12 * time.Millisecond, "a/0: share 48"}} {
+		x := newCPUs(t, configs.PolicyGSLICE, gsliced("a", 40, configs.ChangeShadow))
+		x.each = 5 * time.Millisecond
+		x.decide()
+		x.instance("a").Processes[0].SharePercent = 40
+		x.report("a", 0, 0)
+		x.report("a", 1, c.cpu/2)
+		x.wants(name, x.intervals("a", 10*time.Millisecond), c.want)
+	}
+}
+
+// A request's deadline is earlier than its objective by the time reserved for the network.
+func TestAggregationBound(t *testing.T) {
+	for name, c := range map[string]struct {
+		tail time.Duration
+		want string
+	}{"in time": {19_400 * time.Microsecond, ""}, "late by the way": {19_600 * time.Microsecond, "aggregation"}} {
+		x := newCPUs(t, configs.PolicyGSLICE, gsliced("a", 40, configs.ChangeShadow))
+		x.cfg.Transit, x.cfg.Shares.Tune, x.each, x.aggregation = 500*time.Microsecond, false, 5*time.Millisecond, 30*time.Millisecond
+		x.decide()
+		x.instance("a").Processes[0].SharePercent = 40
+		x.intervals("a", c.tail)
+		if got := x.status("a").Bound; got != c.want {
+			t.Errorf("%s: bound by %q, want %q", name, got, c.want)
+		}
+	}
+}
+
 // A shadow that answers wrongly at its percentage does not count against its model, and another percentage is tried.
 func TestRefusedShadow(t *testing.T) {
 	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 30, configs.ChangeShadow))
@@ -166,6 +207,21 @@ func TestRefusedShadow(t *testing.T) {
 		"a: right at 46: false", "a/0: share 48", "a/0: refuse 2")
 	in.Processes, in.Changing = in.Processes[:1], false
 	x.wants("afterwards", x.decide())
+}
+
+// A model that is right at no percentage that is left is refused, and its share stays.
+func TestNoRightPercentage(t *testing.T) {
+	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 30, configs.ChangeShadow), gsliced("b", 30, configs.ChangeShadow))
+	in := x.instance("a")
+	wrong := slices.DeleteFunc(percentageSteps(128, 5), func(p float64) bool { return p == 30 || p == 100 })
+	x.s.Judged[in.Card] = Judged{model: "a", Wrong: wrong}
+	x.decide()
+	in.Processes[0].SharePercent = 30
+	x.wants("when the last one is wrong", x.observe(control.ObservedProcess{IF: "a", Generation: 1, State: control.Failed, WrongAnswers: true}),
+		"a: right at 30: false", "a/0: refuse 1")
+	if !slices.ContainsFunc(x.logs, func(l Log) bool { return l.ID.IF == "a" && l.Level == zerolog.ErrorLevel }) {
+		t.Errorf("%+v, want an error about a", x.logs)
+	}
 }
 
 // A manager that was restarted may not have room for a share that an operator had set.
@@ -192,16 +248,9 @@ func TestLogOfFunction(t *testing.T) {
 
 // A function that needs more than its guarantee comes after others of its objective, until it needs less.
 func TestDemotion(t *testing.T) {
-	objective := func(name string) configs.Function {
-		return configs.Function{Name: name, Instances: 1, SLO: 20 * time.Millisecond}
-	}
-	x := newScript(t, configs.PolicyGuarantee, objective("a"), objective("b"))
+	x := newScript(t, configs.PolicyGuarantee, objective("a", 20*time.Millisecond), objective("b", 20*time.Millisecond))
 	x.wants("without measurements", x.decide(), "a/0: level 3, 45 %", "b/0: level 3, 45 %")
-	level := func(name string) int {
-		f := control.FunctionStatus{Name: name, Instances: make([]control.InstanceStatus, 1)}
-		x.Status(&f)
-		return f.Guarantee.Level
-	}
+	level := func(name string) int { return x.status(name).Guarantee.Level }
 	equal := level("a")
 	run := func(rate int) (done []string) {
 		for range 40 {
