@@ -371,8 +371,11 @@ func (t *Turn) Alone(now int64) bool {
 	if tenant.entry.Load() != uint32(t.entry+1) || now-tenant.since.Load() < int64(aloneAfter) {
 		return false
 	}
-	return t.words.best(t.entry) == freeTurn
+	return !t.Awaited()
 }
+
+// Awaited reports whether another process waits.
+func (t *Turn) Awaited() bool { return t.words.best(t.entry) != freeTurn }
 
 // Release ends the process's turn, or its wait for one.
 func (t *Turn) Release() { t.words.leave(t.entry) }

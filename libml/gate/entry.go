@@ -16,12 +16,13 @@ type turn interface {
 	Ask(r shm.Rank) (ok bool, bell uint32)
 	Sleep(bell uint32, until int64)
 	Alone(now int64) bool
+	Awaited() bool
 	Release()
 }
 
 // Entry is a process's place among those that share a GPU (shm.Turns). The batches of a level run one after the
 // other, over all processes, in the order of their deadlines. A process has the turn of a level while its batch
-// runs, from the gather to the outputs. Another batch joins it only if no other process uses the level.
+// runs, from the gather to the outputs. Another batch of the process joins it only if no other process waits.
 // All members of a worker share one Entry. Any goroutine may call the methods.
 type Entry struct {
 	number int
@@ -68,6 +69,20 @@ func (e *Entry) Close() {
 // of returns the turns of batches of a level.
 func (e *Entry) of(of uint32) *level { return e.levels[min(int(of), len(e.levels)-1)] }
 
+// joins reports whether a batch may begin next to one of the same process that has the turn: if no other process waits.
+// Without priorities one that comes would wait for both, whatever its level, so none must have had a turn lately.
+func (e *Entry) joins(l *level, now int64) bool {
+	if e.PerLevel() {
+		return !l.turn.Awaited()
+	}
+	return l.turn.Alone(now)
+}
+
+// awaited reports whether another process waits for a turn of any level.
+func (e *Entry) awaited() bool {
+	return e != nil && slices.ContainsFunc(e.levels, func(l *level) bool { return l.turn.Awaited() })
+}
+
 // visit is a loop's part in its process's turns. A visit of no Entry takes none: each batch may begin.
 type visit struct {
 	of    *Entry
@@ -100,7 +115,7 @@ func (v *visit) take(now int64, rank shm.Rank) (ok bool, retryAt int64) {
 	}
 	v.asked = nil
 	switch {
-	case l.running > 0 && !l.turn.Alone(now):
+	case l.running > 0 && !e.joins(l, now):
 		return false, now + int64(memberWait)
 	case l.running == 0:
 		if ok, v.bell = l.turn.Ask(v.wait(l, rank)); !ok {
@@ -165,7 +180,7 @@ func (v *visit) joins(now int64, of uint32) bool {
 	v.of.mu.Lock()
 	defer v.of.mu.Unlock()
 	l := v.of.of(of)
-	return l.running == 0 || l.turn.Alone(now)
+	return l.running == 0 || v.of.joins(l, now)
 }
 
 // withdraw ends the loop's wait, if it waits.

@@ -12,12 +12,12 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// fakeTurn is the turn of a process next to others. The test sets free and alone.
+// fakeTurn is the turn of a process next to others. The test sets free, alone and awaited.
 type fakeTurn struct {
-	free, alone bool
-	asked       []shm.Rank
-	releases    int
-	sleep       chan struct{} // closed: no sleep
+	free, alone, awaited bool
+	asked                []shm.Rank
+	releases             int
+	sleep                chan struct{} // closed: no sleep
 }
 
 func (f *fakeTurn) Ask(r shm.Rank) (bool, uint32) {
@@ -26,6 +26,7 @@ func (f *fakeTurn) Ask(r shm.Rank) (bool, uint32) {
 }
 func (f *fakeTurn) Sleep(uint32, int64) { <-f.sleep }
 func (f *fakeTurn) Alone(int64) bool    { return f.alone }
+func (f *fakeTurn) Awaited() bool       { return f.awaited }
 func (f *fakeTurn) Release()            { f.releases++ }
 
 // newEntry returns the entry of a process that has one turn for all levels.
@@ -153,8 +154,13 @@ func TestLevels(t *testing.T) {
 		t.Fatal("a demoted batch does not begin")
 	}
 	demoted := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: true})
+	turns[0].awaited = true
 	if g.Joins(0, true) || !g.Joins(0, false) {
-		t.Error("next to a demoted batch only one of another level may begin")
+		t.Error("next to a demoted batch that others wait for only one of another level may begin")
+	}
+	turns[0].awaited = false
+	if !g.Joins(0, true) {
+		t.Error("no second demoted batch may begin although no other process waits")
 	}
 	turns[3].free = false
 	if admit(false) {

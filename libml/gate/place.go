@@ -45,6 +45,7 @@ type Place struct {
 	model  lane.Model
 	wake   func()
 	device device.Ordered // nil if batches cannot be queued
+	entry  *Entry
 
 	waits bool     // it has a batch to run
 	job   lane.Job // the batch, and the time that the member has had
@@ -56,13 +57,15 @@ type Place struct {
 	ends     int64         // expected
 }
 
-// SetDevice lets batches be queued if the member's device is able to order them.
-func (t *Place) SetDevice(d device.Device) {
-	if t == nil {
+// SetDevice lets batches be queued if the member's device is able to order them, and while no other process waits for
+// its turn on the GPU.
+func (t *Place) SetDevice(d device.Device, entry *Entry) {
+	if t == nil || entry != nil && !entry.PerLevel() {
 		return
 	}
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
+	t.entry = entry
 	t.device, _ = d.(device.Ordered)
 }
 
@@ -221,7 +224,7 @@ func (l *laneQueue) next(now int64) {
 		return
 	}
 	t := l.members[l.jobs[i].Model]
-	if l.running != nil && (t.device == nil || t.job.Demoted) {
+	if l.running != nil && (t.device == nil || t.job.Demoted || t.entry.awaited()) {
 		return
 	}
 	t.waits, t.began = false, now

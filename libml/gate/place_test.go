@@ -28,7 +28,7 @@ func (d *orderedDevice) Follow(_ int, other device.Ordered, _ int) error {
 func joinOrdered(t *testing.T, s *Lanes) *member {
 	t.Helper()
 	m := joinLanes(t, s, 1)
-	m.SetDevice(&orderedDevice{})
+	m.SetDevice(&orderedDevice{}, nil)
 	return m
 }
 
@@ -334,7 +334,7 @@ func turnsOf(t *testing.T, policy string, members, turns int, queue bool) []int 
 	for range members {
 		m := joinLanes(t, s, 1)
 		if queue {
-			m.SetDevice(&orderedDevice{})
+			m.SetDevice(&orderedDevice{}, nil)
 		}
 		all = append(all, m)
 	}
@@ -378,6 +378,34 @@ func turnsOf(t *testing.T, policy string, members, turns int, queue bool) []int 
 		all[i].End(now)
 	}
 	return had
+}
+
+// While another process waits for its turn on the GPU, no batch is queued behind the running one.
+func TestQueueNextToProcesses(t *testing.T) {
+	for name, c := range map[string]struct{ perLevel, awaited, queued bool }{
+		"no other process waits":  {true, false, true},
+		"another process waits":   {true, true, false},
+		"one turn for all levels": {false, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := NewLanes(1, lane.EDF, Unlimited)
+			must.OK(t, err)
+			turns := []*level{{turn: &fakeTurn{}}, {turn: &fakeTurn{awaited: c.awaited}}}
+			if !c.perLevel {
+				turns = turns[:1]
+			}
+			a, b := joinLanes(t, s, 1), joinLanes(t, s, 1)
+			for _, m := range []*member{a, b} {
+				m.SetDevice(&orderedDevice{}, &Entry{levels: turns})
+				m.Take(0, due(math.MaxInt64))
+			}
+			a.Launch(0, 0, 100, 0)
+			a.Offer(95)
+			if queued := a.of.queued == b.Place; queued != c.queued {
+				t.Errorf("a batch is queued: %v, want %v", queued, c.queued)
+			}
+		})
+	}
 }
 
 // TestQueuedTurnAllocations queues a batch as often as one begins.

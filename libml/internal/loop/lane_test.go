@@ -21,7 +21,7 @@ func loopIn(t *testing.T, s *gate.Lanes, h *harness, f *functiontest.Fake) *Loop
 	if l.gate.Place, err = s.Join(lane.Model{}, l.ring.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	l.gate.Place.SetDevice(l.device)
+	l.gate.Place.SetDevice(l.device, nil)
 	return l
 }
 

@@ -28,9 +28,7 @@ func (p *process) openLoop(attached control.Attached, linked control.Notice) (*l
 			return nil, err
 		}
 	}
-	if p.entry == nil { // else a batch begins only when the process has the GPU
-		p.place.SetDevice(p.memory.device)
-	}
+	p.place.SetDevice(p.memory.device, p.entry)
 	l := loop.New(loop.Config{
 		Process: p, Log: p.log, Card: p.card, SLO: p.slo,
 		Ring: p.memory.consumer, Slots: int(p.memory.slots),
