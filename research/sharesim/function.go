@@ -35,6 +35,8 @@ type function struct {
 	serves  bool
 	queue   *batching.Queue
 	flights []*batch // in the order of queue.Running
+	ready   bool     // a batch of that rank may begin in its turn
+	rank    shm.Rank
 	slot    uint32
 
 	account *gate.Account
@@ -167,22 +169,25 @@ func (f *function) answer(r batching.Request, at int64) {
 	}
 }
 
-// takeTurns begins the batches that go first, one of each level that runs none. If batches use the whole device, all
-// levels have one turn.
+// takeTurns begins the batches that go first: one of each level that runs none, and another of the same function while
+// no other function waits for the level. If batches use the whole device, all levels have one turn.
 func takeTurns(functions []*function, now int64) {
 	for {
 		var best *function
 		var first shm.Rank
+		var waiting [budget.MaxLevel + 1]int
 		for _, f := range functions {
-			if !f.mayBegin(now) {
+			if f.ready = f.mayBegin(now); f.ready {
+				f.rank = f.rankNow(now)
+				waiting[f.rank.Level]++
+			}
+		}
+		for _, f := range functions {
+			if !f.ready || f.device.runs(budget.Level(f.rank.Level), f, waiting[f.rank.Level] == 1) {
 				continue
 			}
-			rank := shm.Rank{Deadline: f.queue.Pending[0].Deadline}
-			if f.guaranteed(now) {
-				rank.Level = uint32(f.action.Level)
-			}
-			if !f.device.runs(budget.Level(rank.Level)) && (best == nil || rank.Before(first)) {
-				best, first = f, rank
+			if best == nil || f.rank.Before(first) {
+				best, first = f, f.rank
 			}
 		}
 		if best == nil {
@@ -192,6 +197,15 @@ func takeTurns(functions []*function, now int64) {
 			return
 		}
 	}
+}
+
+// rankNow is the rank of the next batch.
+func (f *function) rankNow(now int64) (r shm.Rank) {
+	r.Deadline = f.queue.Pending[0].Deadline
+	if f.guaranteed(now) {
+		r.Level = uint32(f.action.Level)
+	}
+	return r
 }
 
 // step lets the loop do what it can do now.

@@ -39,7 +39,6 @@ func TestGuarantees(t *testing.T) {
 		{"the rule", Rules{}, true},
 		{"inverted levels", Rules{InvertLevels: true}, false},
 		{"no balance", Rules{NoBalance: true}, false},
-		{"no request waits for the balance", Rules{NeverWait: true}, false},
 	} {
 		reports, err := Simulate(mixes(c.rules), false)
 		must.OK(t, err)
