@@ -63,8 +63,8 @@ const seriesBatches = 8
 // Demotable is implemented by a framework that is able to run a batch of n images in a slot demoted.
 type Demotable interface{ Demotable(slot, n int) bool }
 
-// DemotedByTurn is the Demotable of a process on a GPU where the turns of all levels are one: a batch is demoted by
-// its rank, on whatever stream the framework runs it.
+// DemotedByTurn is the Demotable of a process without stream priorities: the rank of its turn demotes a batch, on
+// any stream of the framework.
 type DemotedByTurn struct{}
 
 // Demotable returns true.

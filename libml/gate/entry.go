@@ -55,7 +55,7 @@ func OpenEntry(file *os.File, number int) (*Entry, error) {
 // Number is the number of the entry in its file.
 func (e *Entry) Number() int { return e.number }
 
-// PerLevel reports whether each level has turns of its own.
+// PerLevel reports whether each level has its own turns.
 func (e *Entry) PerLevel() bool { return len(e.levels) > 1 }
 
 // Close gives up the turns of a process that ends, and unmaps them.

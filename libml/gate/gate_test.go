@@ -137,7 +137,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// Each level has turns of its own: a batch waits only for those of its level.
+// Each level has its own turns: a batch waits only for those of its level.
 func TestLevels(t *testing.T) {
 	entry, turns := &Entry{}, []*fakeTurn{}
 	for range shm.TurnLevels {

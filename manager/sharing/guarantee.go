@@ -319,5 +319,5 @@ func (d *Decider) takesTurns() bool {
 	return d.onGPU() && d.s.Config.Guarantees() && !d.s.Config.Lab.TimeSlicing
 }
 
-// prioritized reports whether stream priorities hold between processes. Then each level has turns of its own.
+// prioritized reports whether stream priorities hold between processes. Then each level has its own turns.
 func (d *Decider) prioritized() bool { return d.Device.MPS && !d.Device.GPU.PrioritiesFail() }
