@@ -15,15 +15,15 @@ import (
 
 // setAccount gives the loop another account. It shares the balance of the one before, unless c has another one.
 func (h *harness) setAccount(l *Loop, c gate.Config) {
-	before := l.gate.Account
+	before := l.Gate.Account
 	if c.Balance == nil {
 		c.Balance = before.Balance()
 	}
 	if c.Times == nil {
-		c.Times = make([]time.Duration, l.card.MaxBatch()+1)
+		c.Times = make([]time.Duration, l.Card.MaxBatch()+1)
 	}
 	c.Level, c.Framework, c.Terms, c.Size = h.level, demotable{h}, h.order.Load().Terms, 1
-	l.gate.Account = gate.NewAccount(shm.Now(), c)
+	l.Gate.Account = gate.NewAccount(shm.Now(), c)
 	before.Close()
 }
 
@@ -47,16 +47,16 @@ func accounted(h *harness, f *functiontest.Fake) *Loop {
 	h.TB.Helper()
 	h.guarantee(3, 1e-8)
 	l := h.loop(f)
-	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+	l.Queue.Expected = func(int) time.Duration { return time.Microsecond }
 	return l
 }
 
 // refillBalance gives the balance as much as it may hold.
-func (l *Loop) refillBalance() { l.gate.Account.Balance().Charge(shm.Now(), -100*time.Hour) }
+func (l *Loop) refillBalance() { l.Gate.Account.Balance().Charge(shm.Now(), -100*time.Hour) }
 
 func (l *Loop) emptyBalance() {
 	l.refillBalance()
-	l.gate.Account.Balance().Charge(shm.Now(), 50*time.Hour)
+	l.Gate.Account.Balance().Charge(shm.Now(), 50*time.Hour)
 }
 
 // beginOne takes the published requests and begins a batch.
@@ -89,7 +89,7 @@ func TestDemotion(t *testing.T) {
 	if want := []bool{false, true, true, false, true, false}; !slices.Equal(f.Demoted, want) {
 		t.Errorf("demoted: %v, want %v", f.Demoted, want)
 	}
-	if f := l.gate.Account.Figures(); f.Demoted <= 0 || f.Demoted >= f.Charged {
+	if f := l.Gate.Account.Figures(); f.Demoted <= 0 || f.Demoted >= f.Charged {
 		t.Errorf("cost %v of the device, %v of it demoted, want a part", f.Charged, f.Demoted)
 	}
 }
@@ -162,7 +162,7 @@ func TestMixedFlights(t *testing.T) {
 			h.Publish(slot, h.Picture(byte(slot)), nil)
 			l.beginOne(t)
 		}
-		if !l.queue.Mixed() || !l.await() {
+		if !l.Queue.Mixed() || !l.await() {
 			t.Fatal("no demoted batch is done next to another")
 		}
 		must.OK(t, l.finish())
@@ -284,16 +284,16 @@ func TestReserve(t *testing.T) {
 	h := newGPUHarness(t, functiontest.Card())
 	f := h.Fake()
 	l := accounted(h, f)
-	l.queue.Expected = func(int) time.Duration { return time.Millisecond }
+	l.Queue.Expected = func(int) time.Duration { return time.Millisecond }
 	h.order.Store(&Share{Terms: gate.Terms{Guarantee: 0.10, Level: 3}})
 	h.setAccount(l, gate.Config{Balance: &gate.Balance{}, Times: times(8, 0, time.Second)}) // one batch every ten seconds
-	l.gate.Account.Balance().Charge(shm.Now(), 3*time.Second)                               // the first in ten seconds
+	l.Gate.Account.Balance().Charge(shm.Now(), 3*time.Second)                               // the first in ten seconds
 	for range 30 {                                                                          // a demoted one takes twelve
-		l.queue.State = l.queue.Rule.Next(l.queue.State, batching.Observation{
-			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.queue.Typical(1), Ended: shm.Now(),
+		l.Queue.State = l.Queue.Rule.Next(l.Queue.State, batching.Observation{
+			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.Queue.Typical(1), Ended: shm.Now(),
 		})
 	}
-	l.queue.State.Limit = 1
+	l.Queue.State.Limit = 1
 	due := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete + int64(15*time.Second) }
 	h.Publish(0, h.Picture(0), due)
 	if l.take(); !l.mayBegin() {
@@ -312,8 +312,8 @@ func TestReserve(t *testing.T) {
 	h.Publish(1, h.Picture(1), due)
 	l.beginOne(t)
 	must.OK(t, l.finish())
-	if got := h.Replies(1); !slices.Equal(got, []uint32{1}) || len(l.queue.Pending) != 1 {
-		t.Fatalf("answered %v, and %d wait; want 1 and one", got, len(l.queue.Pending))
+	if got := h.Replies(1); !slices.Equal(got, []uint32{1}) || len(l.Queue.Pending) != 1 {
+		t.Fatalf("answered %v, and %d wait; want 1 and one", got, len(l.Queue.Pending))
 	}
 	h.Answered(1, h.Picture(1))
 	l.refillBalance()
@@ -352,7 +352,7 @@ func TestNoDemotion(t *testing.T) {
 			if slices.Contains(f.Demoted, true) {
 				t.Errorf("demoted: %v, want none", f.Demoted)
 			}
-			if got := l.gate.Account.Figures(); got.Charged > 0 != c.cost || got.Refused != c.refused {
+			if got := l.Gate.Account.Figures(); got.Charged > 0 != c.cost || got.Refused != c.refused {
 				t.Errorf("batches cost %v of the device, and the framework refused %v; want %v and %v", got.Charged, got.Refused, c.cost, c.refused)
 			}
 		})

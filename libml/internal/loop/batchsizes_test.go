@@ -55,8 +55,8 @@ func TestFullBatch(t *testing.T) {
 		h := newGPUHarness(t, functiontest.Card())
 		h.share.MaxBatch = c.ordered
 		l := h.loop(h.Fake())
-		l.queue.State.Limit = c.limit
-		l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+		l.Queue.State.Limit = c.limit
+		l.Queue.Expected = func(int) time.Duration { return time.Microsecond }
 		for slot := range uint32(c.requests) {
 			h.Publish(slot, h.Picture(byte(slot)), nil)
 		}

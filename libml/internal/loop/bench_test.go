@@ -23,7 +23,7 @@ func BenchmarkBatch(b *testing.B) {
 			h, f := newHarness(b, functiontest.Card()), functiontest.NewFake()
 			l := h.loop(f)
 			f.Idle, f.Serving = true, false // compute nothing, keep no history
-			l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+			l.Queue.Expected = func(int) time.Duration { return time.Microsecond }
 			turns(b, h, l, n)
 		})
 	}
@@ -35,8 +35,8 @@ func BenchmarkAccountedBatch(b *testing.B) {
 	h, f := newHarness(b, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
 	f.Idle, f.Serving = true, false
-	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
-	l.prioritized = ignored{}
+	l.Queue.Expected = func(int) time.Duration { return time.Microsecond }
+	l.Prioritized = ignored{}
 	h.guarantee(3, 0.9)
 	h.order.Store(&h.share)
 	h.setAccount(l, gate.Config{Balance: &gate.Balance{}, Objective: h.SLO, Times: times(8, 100*time.Microsecond, 10*time.Microsecond)})
@@ -54,7 +54,7 @@ func turns(b *testing.B, h *harness, l *Loop, n uint32) {
 			h.Publish(slot, picture, nil)
 		}
 		for got := 0; got < int(n); {
-			l.queue.State.Limit = 8
+			l.Queue.State.Limit = 8
 			l.extend()
 			l.startMove()
 			must.OK(b, l.turn())

@@ -15,8 +15,8 @@ func TestCompareBetweenBatches(t *testing.T) {
 	h := newGPUHarness(t, functiontest.Card())
 	f := h.Fake()
 	l := h.loop(f)
-	l.queue.Rule = h.newRule([]int{1})
-	l.queue.State = l.queue.Rule.Start()
+	l.Queue.Rule = h.newRule([]int{1})
+	l.Queue.State = l.Queue.Rule.Start()
 	const batches = 9
 	compared := 0
 	h.compare = func(slot int, ladder []int) (bool, error) {
@@ -37,10 +37,10 @@ func TestCompareBetweenBatches(t *testing.T) {
 			t.Errorf("a step compared %d batches", compared-before)
 		}
 	}
-	if got := l.queue.Rule.Size(l.queue.State); got < 2 {
+	if got := l.Queue.Rule.Size(l.Queue.State); got < 2 {
 		t.Errorf("size %d, want 2 on trial, or more", got)
 	}
-	if got := l.queue.Rule.Ladder(); compared != batches || !slices.Equal(got, h.Card.Batches) {
+	if got := l.Queue.Rule.Ladder(); compared != batches || !slices.Equal(got, h.Card.Batches) {
 		t.Errorf("after %d batches the rule has the sizes %v, want %v after %d", compared, got, h.Card.Batches, batches)
 	}
 	if ran, _ := f.History(); len(ran) == 0 {

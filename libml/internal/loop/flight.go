@@ -78,48 +78,48 @@ func (l *Loop) begin() error {
 	f.slots, f.requests = f.slots[:0], f.requests[:0]
 	for _, r := range f.batch {
 		f.slots = append(f.slots, r.Slot)
-		f.requests = append(f.requests, device.Request{Fragments: l.ring.Fragments(r.Slot), Bytes: l.ring.Request(r.Slot).Bytes})
+		f.requests = append(f.requests, device.Request{Fragments: l.Ring.Fragments(r.Slot), Bytes: l.Ring.Request(r.Slot).Bytes})
 	}
 	idle := int64(-1)
 	switch {
 	case !l.served:
 		l.served = true
 		l.figures.addHandover(l.idle(l.acquired))
-		l.ring.Settle()
+		l.Ring.Settle()
 	case l.moves.made():
 		if idle = l.idle(l.moves.begun); l.flights.count > 1 {
 			idle = min(idle, 0) // the device was busy
 		}
 	}
 
-	l.ring.Start(f.slots)
-	oldest := l.ring.Request(firstComplete(f.batch).Slot)
+	l.Ring.Start(f.slots)
+	oldest := l.Ring.Request(firstComplete(f.batch).Slot)
 	f.aggregated = time.Duration(oldest.Complete - oldest.FirstFragment)
 	f.dispatched = shm.Now()
 	f.began = f.dispatched
-	f.Begun = l.gate.Begin(f.dispatched, f.slot, c)
-	l.queue.Begin(f.dispatched, c, f.Demoted)
+	f.Begun = l.Gate.Begin(f.dispatched, f.slot, c)
+	l.Queue.Begin(f.dispatched, c, f.Demoted)
 	l.choice = batching.Choice{}
-	if l.prioritized != nil {
-		if err := l.prioritized.Choose(f.slot, l.gate.Account.BatchLevel(f.slot, f.padded, f.Demoted)); err != nil {
-			l.log.Warn("cannot change the priority; the batch runs at that of the one before", "error", err)
+	if l.Prioritized != nil {
+		if err := l.Prioritized.Choose(f.slot, l.Gate.Account.BatchLevel(f.slot, f.padded, f.Demoted)); err != nil {
+			l.Log.Warn("cannot change the priority; the batch runs at that of the one before", "error", err)
 		}
 	}
 	f.bad, f.err = l.gather(f)
 	f.gathered = shm.Now()
 	if f.followed = false; f.err == nil {
-		f.followed, f.err = l.gate.Place.Follow(f.slot)
+		f.followed, f.err = l.Gate.Place.Follow(f.slot)
 	}
 	if f.err == nil {
-		f.err = l.process.InferBatch(f.slot, f.padded)
+		f.err = l.Process.InferBatch(f.slot, f.padded)
 	}
 	images := c.Batch
 	if f.err != nil {
 		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
-	f.err = MergeErrors(f.err, l.device.Fetch(f.slot, images))
+	f.err = MergeErrors(f.err, l.Device.Fetch(f.slot, images))
 	if f.err == nil && !f.Demoted {
-		l.gate.Place.Launch(f.slot, f.dispatched, l.queue.Typical(f.padded), l.queue.Lead)
+		l.Gate.Place.Launch(f.slot, f.dispatched, l.Queue.Typical(f.padded), l.Queue.Lead)
 	}
 	l.completeMove(idle)
 	return f.err
@@ -129,13 +129,13 @@ func (l *Loop) begin() error {
 // whole batch.
 func (l *Loop) gather(f *flight) (bad, err error) {
 	n := len(f.batch)
-	input := l.tensors[f.slot].InputOf(f.padded)
-	err = l.device.Gather(f.slot, input, f.requests, f.refused[:n])
+	input := l.Tensors[f.slot].InputOf(f.padded)
+	err = l.Device.Gather(f.slot, input, f.requests, f.refused[:n])
 	if err != nil && !spoilsBatch(err) {
 		bad, err = err, nil
 	}
 	if err == nil {
-		err = l.device.Pad(f.slot, input, n, f.padded)
+		err = l.Device.Pad(f.slot, input, n, f.padded)
 	}
 	return bad, err
 }
@@ -148,10 +148,10 @@ func spoilsBatch(err error) bool {
 
 // decode turns image i's outputs into its result.
 func (l *Loop) decode(f *flight, i int, result *shm.Result) error {
-	l.tensors[f.slot].Image(l.image, i)
-	payload, kind, err := l.decoder.Append(l.ring.ResultBuffer(f.batch[i].Slot)[:0], l.image)
+	l.Tensors[f.slot].Image(l.image, i)
+	payload, kind, err := l.Decoder.Append(l.Ring.ResultBuffer(f.batch[i].Slot)[:0], l.image)
 	if err != nil {
-		return fmt.Errorf("decode outputs of %s: %w", l.card.Name, err)
+		return fmt.Errorf("decode outputs of %s: %w", l.Card.Name, err)
 	}
 	result.Status, result.Kind, result.Length = uint8(wire.StatusOK), uint8(kind), uint32(len(payload))
 	return nil
@@ -171,12 +171,12 @@ func firstComplete(batch []batching.Request) *batching.Request {
 // done returns a batch in flight that has ended, or nil.
 func (l *Loop) done() *flight {
 	f := l.flights.oldest()
-	if done, _ := l.device.Done(f.slot); done {
+	if done, _ := l.Device.Done(f.slot); done {
 		return f
 	}
-	if l.queue.Mixed() {
+	if l.Queue.Mixed() {
 		f = l.flights.newest()
-		if done, _ := l.device.Done(f.slot); done {
+		if done, _ := l.Device.Done(f.slot); done {
 			return f
 		}
 	}
@@ -188,23 +188,23 @@ func (l *Loop) done() *flight {
 // and returns the first error. Only a lost device affects more than these requests.
 func (l *Loop) finish() error {
 	f := cmp.Or(l.done(), l.flights.oldest())
-	took, err := l.device.Wait(f.slot)
+	took, err := l.Device.Wait(f.slot)
 	inferred := shm.Now()
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
 		if !f.Demoted && !f.followed {
-			l.queue.LearnLead(time.Duration(f.gathered - f.dispatched))
+			l.Queue.LearnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	if began := l.gate.End(inferred, &f.Begun); f.followed {
+	if began := l.Gate.End(inferred, &f.Begun); f.followed {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}
-	l.residence.Ran(inferred, l.SmallestBatch())
+	l.Residence.Ran(inferred, l.SmallestBatch())
 	f.err = MergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {
-		l.log.Error("batch failed", "error", err, "batch", len(f.batch))
+		l.Log.Error("batch failed", "error", err, "batch", len(f.batch))
 	}
 	return err
 }
@@ -215,7 +215,7 @@ func (l *Loop) complete(f *flight, inferred int64) error {
 	var firstErr error
 	for i, r := range f.batch {
 		result := shm.Result{
-			Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.card.Version,
+			Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.Card.Version,
 			Dispatched: f.dispatched, Gathered: f.gathered, Inferred: inferred,
 		}
 		err := f.err
@@ -228,20 +228,20 @@ func (l *Loop) complete(f *flight, inferred int64) error {
 		if err != nil && firstErr == nil {
 			firstErr = err
 		}
-		l.ring.Complete(r.Slot, result)
+		l.Ring.Complete(r.Slot, result)
 	}
 	ended := shm.Now()
-	l.ring.BatchEnded(ended)
-	l.ring.Flush()
+	l.Ring.BatchEnded(ended)
+	l.Ring.Flush()
 	i := l.flights.remove(f)
 	l.settleMove()
 	if f.err == nil {
-		l.gate.Account.End(f.padded, f.Demoted, f.dispatched, inferred)
+		l.Gate.Account.End(f.padded, f.Demoted, f.dispatched, inferred)
 	}
-	l.queue.LearnAnswering(time.Duration(ended - inferred))
+	l.Queue.LearnAnswering(time.Duration(ended - inferred))
 
-	l.pause = l.governor.spend(l.share.Load(), f.dispatched, ended)
-	l.queue.End(i, batching.Observation{
+	l.pause = l.governor.spend(l.Share.Load(), f.dispatched, ended)
+	l.Queue.End(i, batching.Observation{
 		Batch: n, Padded: f.padded, Demoted: f.Demoted,
 		Elapsed:    time.Duration(ended-f.began) + l.pause,
 		Ended:      ended,
@@ -251,6 +251,6 @@ func (l *Loop) complete(f *flight, inferred int64) error {
 		Full:       f.full,
 	}, l.pause, f.err != nil)
 	l.figures.ran.Add(int64(n))
-	l.figures.publish(l.queue)
+	l.figures.publish(l.Queue)
 	return firstErr
 }

@@ -1,15 +1,12 @@
 package loop
 
 import (
-	"errors"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
-	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
 )
 
 // On a GPU the host sees only the begin and the end of a batch. The times between are
@@ -33,7 +30,7 @@ func TestSecondBatchHalfFull(t *testing.T) {
 	h := newGPUHarness(t, functiontest.Card())
 	h.streams = 2
 	l := h.loop(h.Fake())
-	l.queue.State.Limit = 8
+	l.Queue.State.Limit = 8
 	release := h.Hold()
 	h.Publish(0, h.Picture(0), nil)
 	l.take()
@@ -77,7 +74,7 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	h := newGPUHarness(t, functiontest.Card())
 	l := h.loop(h.Fake())
 	const takes, lead = 20 * time.Minute, time.Minute
-	l.queue.State, l.queue.Lead = l.queue.Rule.Warm(l.queue.Rule.Start(), 1, takes), lead
+	l.Queue.State, l.Queue.Lead = l.Queue.Rule.Warm(l.Queue.Rule.Start(), 1, takes), lead
 	release := h.Hold()
 	h.Publish(0, h.Picture(0), nil)
 	l.take()
@@ -88,11 +85,11 @@ func TestSecondBatchNearEnd(t *testing.T) {
 		t.Error("a batch begins next to one that has just begun")
 	}
 	const answering = 2 * time.Minute
-	l.queue.Running[0].Dispatched -= int64(takes - answering - lead)
+	l.Queue.Running[0].Dispatched -= int64(takes - answering - lead)
 	if l.mayBegin() {
 		t.Error("a batch begins while the one before still uses the device")
 	}
-	l.queue.Answering = answering
+	l.Queue.Answering = answering
 	if !l.mayBegin() || l.await() {
 		t.Fatal("no batch may begin next to another that is about to end")
 	}
@@ -100,46 +97,16 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	l.begin()
 	release()
 	must.OK(t, l.finish())
-	if l.queue.Lead == lead {
+	if l.Queue.Lead == lead {
 		t.Error("a batch that ran alone does not change the lead")
 	}
-	if l.queue.Answering == answering {
+	if l.Queue.Answering == answering {
 		t.Error("a batch does not change the time of its answers")
 	}
-	before := l.queue.Lead
+	before := l.Queue.Lead
 	must.OK(t, l.finish())
-	if l.queue.Lead == before {
+	if l.Queue.Lead == before {
 		t.Error("a batch next to another does not change the lead")
 	}
 	h.Replies(2)
-}
-
-// A framework's own error on a GPU costs its batch, as on a CPU.
-func TestGPUBatchFails(t *testing.T) {
-	h := newGPUHarness(t, functiontest.Card())
-	f := h.Fake()
-	l := h.loop(f)
-	f.Fail(func(string) error { return functiontest.ErrFake })
-	h.Publish(1, h.Picture(1), nil)
-	if err := l.turn(); !errors.Is(err, functiontest.ErrFake) || IsLost(err) {
-		t.Errorf("the turn gives %v, want %v", err, functiontest.ErrFake)
-	}
-	if got := h.Status(h.Replies(1)[0]); got != wire.StatusFailed {
-		t.Errorf("status %v, want failed", got)
-	}
-	f.Fail(nil)
-	h.Publish(2, h.Picture(2), func(_ *shm.Request, p []shm.Fragment) { p[0].Offset = 1 << 40 })
-	h.Publish(3, h.Picture(3), nil)
-	l.queue.State.Limit = 2
-	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
-	if err := l.turn(); !errors.Is(err, device.ErrOutsideSlab) {
-		t.Errorf("the turn gives %v, want %v", err, device.ErrOutsideSlab)
-	}
-	for _, slot := range h.Replies(2) {
-		if slot == 3 {
-			h.Answered(slot, h.Picture(3))
-		} else if got := h.Status(slot); got != wire.StatusFailed {
-			t.Errorf("slot %d is %v, want failed", slot, got)
-		}
-	}
 }

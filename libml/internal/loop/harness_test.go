@@ -133,7 +133,7 @@ func (h *harness) loop(f *functiontest.Fake) *Loop {
 
 	l := New(c)
 	h.Channel.SetEpoch(1)
-	owned, err := l.ring.Acquire(shm.Now() + int64(functiontest.Patience))
+	owned, err := l.Ring.Acquire(shm.Now() + int64(functiontest.Patience))
 	if must.OK(t, err); !owned {
 		t.Fatal("the loop did not get its ring")
 	}

@@ -18,10 +18,10 @@ func loopIn(t *testing.T, s *gate.Lanes, h *harness, f *functiontest.Fake) *Loop
 	l := accounted(h, f)
 	l.refillBalance()
 	var err error
-	if l.gate.Place, err = s.Join(lane.Model{}, l.ring.Interrupt); err != nil {
+	if l.Gate.Place, err = s.Join(lane.Model{}, l.Ring.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	l.gate.Place.SetDevice(l.device, nil)
+	l.Gate.Place.SetDevice(l.Device, nil)
 	return l
 }
 
@@ -31,7 +31,7 @@ func (l *Loop) mayTake(h *harness) bool {
 	h.Publish(1, h.Picture(1), nil)
 	l.take()
 	l.pick()
-	return l.gate.Place.Take(shm.Now(), lane.Job{Deadline: math.MaxInt64, Batch: time.Millisecond, Requests: 1, Demoted: l.choice.Demoted})
+	return l.Gate.Place.Take(shm.Now(), lane.Job{Deadline: math.MaxInt64, Batch: time.Millisecond, Requests: 1, Demoted: l.choice.Demoted})
 }
 
 // TestQueuedBatchTime counts the time of a queued batch from the end of the one before it. Its function is
@@ -44,13 +44,13 @@ func TestQueuedBatchTime(t *testing.T) {
 	const known = 20 * time.Millisecond
 	second.setAccount(b, gate.Config{Objective: time.Hour, Times: times(8, known, 0)})
 	b.refillBalance()
-	cost := b.gate.Account.Cost(1)
+	cost := b.Gate.Account.Cost(1)
 
 	release := first.Hold()
 	if !a.mayTake(first) || a.begin() != nil {
 		t.Fatal("the first batch does not begin")
 	}
-	a.gate.Place.Launch(0, shm.Now(), 0, 0) // about to end
+	a.Gate.Place.Launch(0, shm.Now(), 0, 0) // about to end
 	if !b.mayTake(second) || b.begin() != nil || !b.flights.oldest().followed {
 		t.Fatal("the second batch is not queued")
 	}
@@ -64,10 +64,10 @@ func TestQueuedBatchTime(t *testing.T) {
 	if b.flights.places[0].began < released {
 		t.Errorf("queued batch counts from %v before the end of the first", time.Duration(released-b.flights.places[0].began))
 	}
-	if got := b.gate.Account.Time(1); got != known {
+	if got := b.Gate.Account.Time(1); got != known {
 		t.Errorf("after a queued batch a batch takes %v, want %v as before", got, known)
 	}
-	if got := b.gate.Account.Figures().Charged; got != cost {
+	if got := b.Gate.Account.Figures().Charged; got != cost {
 		t.Errorf("charged %v, want %v", got, cost)
 	}
 }
@@ -101,7 +101,7 @@ func TestQueuedBatchDemoted(t *testing.T) {
 				}
 				must.OK(t, l.begin())
 				if !c.empty[i] {
-					l.gate.Place.Launch(0, shm.Now(), 0, 0) // about to end
+					l.Gate.Place.Launch(0, shm.Now(), 0, 0) // about to end
 				}
 			}
 			for _, l := range all {

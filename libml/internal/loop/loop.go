@@ -37,30 +37,16 @@ import (
 //
 // The loop allocates nothing once it runs, except for new batch sizes.
 type Loop struct {
-	process   Process
-	log       *slog.Logger
-	card      *models.Card
-	slo       time.Duration
-	residence *conductor.Member
-	share     *atomic.Pointer[Share]
-	ending    *atomic.Bool
+	Config
 
-	ring        *shm.Consumer
-	device      device.Device
-	prioritized device.Partitioned
-	tensors     []*tensors.Tensors
-	decoder     decode.Decoder
-
-	queue   *batching.Queue
 	larger  atomic.Pointer[batching.Rule] // the rule with more batch sizes, for extend
 	choice  batching.Choice               // the next batch
-	flights flights                       // in the order of queue.Running
+	flights flights                       // in the order of Queue.Running
 
 	governor governor
 	naps     naps
 	moves    moves
 	figures  figures
-	gate     *gate.Gate
 
 	pause     time.Duration // that the share requires after the last batch
 	retryAt   int64         // when a batch that was not admitted next to one in flight asks again
@@ -139,9 +125,7 @@ const firstLead = 100 * time.Microsecond
 func New(c Config) *Loop {
 	c.Queue.Lead = firstLead
 	return &Loop{
-		process: c.Process, log: c.Log, card: c.Card, slo: c.SLO, residence: c.Residence, share: c.Share, ending: c.Ending,
-		ring: c.Ring, device: c.Device, prioritized: c.Prioritized, tensors: c.Tensors, decoder: c.Decoder,
-		queue: c.Queue, gate: c.Gate,
+		Config:   c,
 		flights:  newFlights(c.Queue.Places, c.Card.MaxBatch()),
 		governor: newGovernor(c.CPUs, c.Threads),
 		naps:     naps{poll: c.BusyPoll},
@@ -157,9 +141,9 @@ func (l *Loop) Run() error {
 	if owned, err := l.acquire(); !owned {
 		return err
 	}
-	defer func() { l.gate.Withdraw(shm.Now()) }()
+	defer func() { l.Gate.Withdraw(shm.Now()) }()
 
-	for _, slot := range l.ring.Recover(l.taken[:0]) {
+	for _, slot := range l.Ring.Recover(l.taken[:0]) {
 		l.addPending(slot)
 	}
 	for !l.mustRelease() {
@@ -167,8 +151,8 @@ func (l *Loop) Run() error {
 			return l.abandon(err)
 		}
 	}
-	l.ring.Settle()
-	if err := l.process.DeviceLost(); err != nil {
+	l.Ring.Settle()
+	if err := l.Process.DeviceLost(); err != nil {
 		return l.abandon(err)
 	}
 	for l.flights.count > 0 {
@@ -187,7 +171,7 @@ func (l *Loop) acquire() (owned bool, err error) {
 		if err := l.conduct(); err != nil {
 			return false, err
 		}
-		owned, err := l.ring.Acquire(shm.Now() + int64(maxWait))
+		owned, err := l.Ring.Acquire(shm.Now() + int64(maxWait))
 		if err != nil {
 			return false, fmt.Errorf("wait for the ring: %w", err)
 		}
@@ -195,8 +179,8 @@ func (l *Loop) acquire() (owned bool, err error) {
 			l.acquired = shm.Now()
 			return true, nil
 		}
-		if l.ending.Load() {
-			return false, l.process.DeviceLost()
+		if l.Ending.Load() {
+			return false, l.Process.DeviceLost()
 		}
 		if err := l.extend(); err != nil {
 			return false, err
@@ -207,7 +191,7 @@ func (l *Loop) acquire() (owned bool, err error) {
 }
 
 // mustRelease reports whether no batch may begin any more.
-func (l *Loop) mustRelease() bool { return !l.ring.Entitled() || l.ending.Load() }
+func (l *Loop) mustRelease() bool { return !l.Ring.Entitled() || l.Ending.Load() }
 
 // step begins a batch, finishes one, or waits for one of these. The error wraps device.ErrLost.
 func (l *Loop) step() error {
@@ -271,19 +255,19 @@ func (l *Loop) finishNext() error {
 func (l *Loop) admit() (ok bool, retryAt int64) {
 	l.pick()
 	now := shm.Now()
-	if l.choice.Batch > 0 && !l.residence.Resident() {
-		if l.residence.Failure(now) != nil {
-			l.answerAll(l.queue.Pending, wire.StatusFailed)
-			l.queue.Pending, l.choice = l.queue.Pending[:0], batching.Choice{}
+	if l.choice.Batch > 0 && !l.Residence.Resident() {
+		if l.Residence.Failure(now) != nil {
+			l.answerAll(l.Queue.Pending, wire.StatusFailed)
+			l.Queue.Pending, l.choice = l.Queue.Pending[:0], batching.Choice{}
 		}
 	}
 	if l.choice.Batch == 0 {
-		l.gate.Withdraw(now)
+		l.Gate.Withdraw(now)
 		return false, 0
 	}
 	batch := l.batch()
-	return l.gate.Admit(now, lane.Job{
-		Complete: firstComplete(batch).Whole, Deadline: earliestDeadline(batch), Batch: l.queue.Expected(len(batch)),
+	return l.Gate.Admit(now, lane.Job{
+		Complete: firstComplete(batch).Whole, Deadline: earliestDeadline(batch), Batch: l.Queue.Expected(len(batch)),
 		Requests: len(batch), Demoted: l.choice.Demoted,
 	})
 }
@@ -293,42 +277,42 @@ func (l *Loop) wait(until int64) {
 	if until == 0 {
 		return
 	}
-	l.ring.Settle()
+	l.Ring.Settle()
 	l.announce()
-	if !l.gate.Wait(until) {
-		l.ring.Wait(until)
+	if !l.Gate.Wait(until) {
+		l.Ring.Wait(until)
 	}
 }
 
 // sleep waits for work, with nothing in flight.
 func (l *Loop) sleep() {
-	l.gate.Withdraw(shm.Now())
-	l.ring.Settle()
+	l.Gate.Withdraw(shm.Now())
+	l.Ring.Settle()
 	l.announce()
 	l.completeMove(-1)
-	l.ring.Wait(l.waitUntil())
+	l.Ring.Wait(l.waitUntil())
 }
 
 // release gives the ring to its next owner.
 func (l *Loop) release() {
-	l.gate.Withdraw(shm.Now())
-	l.ring.Release()
+	l.Gate.Withdraw(shm.Now())
+	l.Ring.Release()
 	// The next owner has been woken, perhaps on this CPU, and has work to do. The rest here can
 	// wait. Sleep in the kernel: Go's own sleep would first look for other goroutines to run.
 	nap(releaseNap)
-	l.process.Released()
+	l.Process.Released()
 }
 
 // take moves complete requests from the ring to pending.
 func (l *Loop) take() {
-	for _, slot := range l.taken[:l.ring.Take(l.taken)] {
+	for _, slot := range l.taken[:l.Ring.Take(l.taken)] {
 		l.addPending(slot)
 	}
 }
 
 // batch returns the requests of the picked batch.
 func (l *Loop) batch() []batching.Request {
-	return l.queue.Pending[l.choice.Reserved:][:l.choice.Batch]
+	return l.Queue.Pending[l.choice.Reserved:][:l.choice.Batch]
 }
 
 func earliestDeadline(batch []batching.Request) int64 {
@@ -342,22 +326,22 @@ func earliestDeadline(batch []batching.Request) int64 {
 // mayBegin reports whether a batch may begin now.
 func (l *Loop) mayBegin() bool {
 	now := shm.Now()
-	if len(l.queue.Pending) == 0 || l.flights.count > 0 && (now < l.retryAt || !l.gate.Joins(now, !l.guaranteed(now))) {
+	if len(l.Queue.Pending) == 0 || l.flights.count > 0 && (now < l.retryAt || !l.Gate.Joins(now, !l.guaranteed(now))) {
 		return false
 	}
-	l.queue.Elsewhere = l.moves.incomplete() // the first batch after the move runs next to the last one before it
-	return l.queue.MayBegin(now, !l.guaranteed(now))
+	l.Queue.Elsewhere = l.moves.incomplete() // the first batch after the move runs next to the last one before it
+	return l.Queue.MayBegin(now, !l.guaranteed(now))
 }
 
 // guaranteed reports whether a batch that begins now is within the guarantee.
 func (l *Loop) guaranteed(now int64) bool {
 	var terms gate.Terms
-	if share := l.share.Load(); share != nil {
-		terms, l.queue.MaxBatch = share.Terms, share.MaxBatch
+	if share := l.Share.Load(); share != nil {
+		terms, l.Queue.MaxBatch = share.Terms, share.MaxBatch
 	}
-	guaranteed, changed := l.gate.Account.Guaranteed(now, terms, l.queue.Size())
+	guaranteed, changed := l.Gate.Account.Guaranteed(now, terms, l.Queue.Size())
 	if changed {
-		l.queue.Retry()
+		l.Queue.Retry()
 	}
 	return guaranteed
 }
@@ -369,13 +353,13 @@ func (l *Loop) extend() error {
 	if larger == nil || l.flights.full() {
 		return nil
 	}
-	compared, err := l.process.CompareNext(l.flights.free(), larger.Ladder())
+	compared, err := l.Process.CompareNext(l.flights.free(), larger.Ladder())
 	if err != nil {
 		return err
 	}
 	if compared && l.larger.CompareAndSwap(larger, nil) { // unless there is a larger one by now
-		l.queue.Extend(larger)
-		l.figures.publish(l.queue)
+		l.Queue.Extend(larger)
+		l.figures.publish(l.Queue)
 	}
 	return nil
 }
@@ -390,8 +374,8 @@ func (l *Loop) waitUntil() int64 {
 	if l.larger.Load() != nil {
 		until = shm.Now() // compare its sizes while no request waits
 	}
-	if len(l.queue.Pending) > 0 {
-		until = min(until, l.queue.ReadyAt())
+	if len(l.Queue.Pending) > 0 {
+		until = min(until, l.Queue.ReadyAt())
 	}
 	return until
 }
@@ -402,7 +386,7 @@ func (l *Loop) waitUntil() int64 {
 // device and the ring, and naps between two checks. The naps get shorter as the expected end comes
 // nearer; at last it polls.
 func (l *Loop) await() bool {
-	if l.flights.full() && !l.queue.Mixed() {
+	if l.flights.full() && !l.Queue.Mixed() {
 		l.offerLane()
 		return true
 	}
@@ -426,7 +410,7 @@ func (l *Loop) await() bool {
 // member's batch behind it.
 func (l *Loop) offerLane() {
 	for l.done() == nil {
-		left := l.gate.Place.Offer(shm.Now())
+		left := l.Gate.Place.Offer(shm.Now())
 		if left <= 0 {
 			return
 		}
@@ -438,12 +422,12 @@ func (l *Loop) offerLane() {
 // limit is the time at which another batch may begin next to it.
 func (l *Loop) nap() {
 	now := shm.Now()
-	left := l.queue.Left(0, now)
-	if l.queue.Mixed() {
-		left = min(left, l.queue.Left(1, now))
+	left := l.Queue.Left(0, now)
+	if l.Queue.Mixed() {
+		left = min(left, l.Queue.Left(1, now))
 	}
-	if len(l.queue.Pending) > 0 {
-		left -= l.queue.Lead
+	if len(l.Queue.Pending) > 0 {
+		left -= l.Queue.Lead
 	}
 	if l.retryAt > now {
 		left = min(left, time.Duration(l.retryAt-now))
@@ -464,10 +448,10 @@ func (l *Loop) abandon(why error) error {
 		f := l.flights.oldest()
 		f.err = why
 		now := shm.Now()
-		l.gate.End(now, &f.Begun)
+		l.Gate.End(now, &f.Begun)
 		l.complete(f, now)
 	}
-	l.ring.Release()
+	l.Ring.Release()
 	return why
 }
 
@@ -495,14 +479,14 @@ func (l *Loop) announce() {
 		return
 	}
 	l.announced = true
-	l.process.Active()
+	l.Process.Active()
 }
 
 // addPending adds a taken request to the pending ones.
 func (l *Loop) addPending(slot uint32) {
-	r := l.ring.Request(slot)
-	l.residence.Request(r.FirstFragment)
-	l.queue.Add(batching.Request{
+	r := l.Ring.Request(slot)
+	l.Residence.Request(r.FirstFragment)
+	l.Queue.Add(batching.Request{
 		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client,
 	})
 }
@@ -514,32 +498,32 @@ func (l *Loop) pick() {
 	demoted := !l.guaranteed(now)
 	var refill batching.Refill
 	if demoted {
-		refill = l.gate.Account.Refill(now)
+		refill = l.Gate.Account.Refill(now)
 	}
 	var late []batching.Request
-	l.choice, late = l.queue.Pick(now, demoted, refill)
+	l.choice, late = l.Queue.Pick(now, demoted, refill)
 	if len(late) == 0 {
 		return
 	}
 	l.answerAll(late, wire.StatusLate)
 	if l.choice.Batch == 0 {
-		l.figures.publish(l.queue)
+		l.figures.publish(l.Queue)
 	}
 }
 
 // answerAll answers requests without a batch.
 func (l *Loop) answerAll(requests []batching.Request, status wire.Status) {
 	for _, r := range requests {
-		l.ring.Complete(r.Slot, shm.Result{Status: uint8(status), ModelVersion: l.card.Version})
+		l.Ring.Complete(r.Slot, shm.Result{Status: uint8(status), ModelVersion: l.Card.Version})
 	}
-	l.ring.Flush()
+	l.Ring.Flush()
 }
 
 // idle returns how long the ring has been idle: since the last batch's end, or since the next batch
 // could have begun if that was later. It returns -1, not idle, if no work had arrived by the time
 // at which it could have been taken.
 func (l *Loop) idle(ready int64) int64 {
-	last, since := l.ring.LastBatchEnd(), l.queue.Rule.Since(l.queue.State, l.batch())
+	last, since := l.Ring.LastBatchEnd(), l.Queue.Rule.Since(l.Queue.State, l.batch())
 	if last == 0 || since > ready {
 		return -1
 	}

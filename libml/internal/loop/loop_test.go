@@ -16,7 +16,7 @@ import (
 func TestBatchSize(t *testing.T) {
 	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
-	l.queue.Expected = func(int) time.Duration { return time.Microsecond } // the same for every size
+	l.Queue.Expected = func(int) time.Duration { return time.Microsecond } // the same for every size
 	for _, c := range []struct {
 		name   string
 		limit  float64
@@ -30,8 +30,8 @@ func TestBatchSize(t *testing.T) {
 		{"at most the ladder's last", 64, 20, 8, 8},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l.queue.State = l.queue.Rule.Start()
-			l.queue.State.Limit = c.limit
+			l.Queue.State = l.Queue.Rule.Start()
+			l.Queue.State.Limit = c.limit
 			f.Serve()
 			for slot := range c.wait {
 				h.Publish(slot, h.Picture(byte(slot)), nil)
@@ -55,7 +55,7 @@ func TestBatchSize(t *testing.T) {
 			}
 			h.Silent()
 			// The other requests follow, each once.
-			for len(l.queue.Pending) > 0 {
+			for len(l.Queue.Pending) > 0 {
 				if err := l.turn(); err != nil {
 					t.Fatal(err)
 				}
@@ -72,8 +72,8 @@ func TestBatchSize(t *testing.T) {
 func TestPadding(t *testing.T) {
 	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
-	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
-	l.queue.State.Limit = 4
+	l.Queue.Expected = func(int) time.Duration { return time.Microsecond }
+	l.Queue.State.Limit = 4
 	for i := range h.Tensors.Bytes() {
 		h.Tensors.Bytes()[i] = 0xee
 	}
@@ -97,7 +97,7 @@ func TestPadding(t *testing.T) {
 func TestLateRequests(t *testing.T) {
 	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
-	l.queue.State.Limit = 8
+	l.Queue.State.Limit = 8
 	past := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete - 1 }
 	h.Publish(1, h.Picture(1), past)
 	h.Publish(2, h.Picture(2), nil)
@@ -120,7 +120,7 @@ func TestLateRequests(t *testing.T) {
 	}
 
 	// All requests are late: nothing runs, and the rule learns of it.
-	before := l.queue.State
+	before := l.Queue.State
 	h.Publish(4, h.Picture(4), past)
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
@@ -131,8 +131,8 @@ func TestLateRequests(t *testing.T) {
 	if len(f.Ran) != 1 {
 		t.Errorf("ran batches of %v, want no more", f.Ran)
 	}
-	if want := l.queue.Rule.Next(before, batching.Observation{Late: 1}); l.queue.State != want {
-		t.Errorf("state is %+v, want %+v", l.queue.State, want)
+	if want := l.Queue.Rule.Next(before, batching.Observation{Late: 1}); l.Queue.State != want {
+		t.Errorf("state is %+v, want %+v", l.Queue.State, want)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestPriority(t *testing.T) {
 		})
 	}
 	for range 4 {
-		l.queue.State = l.queue.Rule.Start() // one at a time
+		l.Queue.State = l.Queue.Rule.Start() // one at a time
 		if err := l.turn(); err != nil {
 			t.Fatal(err)
 		}
@@ -162,9 +162,9 @@ func TestPriority(t *testing.T) {
 func TestBatchFails(t *testing.T) {
 	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 	l := h.loop(f)
-	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+	l.Queue.Expected = func(int) time.Duration { return time.Microsecond }
 	f.Failing = func(string) error { return functiontest.ErrFake }
-	l.queue.State.Limit = 2
+	l.Queue.State.Limit = 2
 	for slot := range uint32(4) {
 		h.Publish(slot, h.Picture(byte(slot)), nil)
 	}
@@ -179,7 +179,7 @@ func TestBatchFails(t *testing.T) {
 	}
 	h.Silent()
 	f.Failing = nil
-	for len(l.queue.Pending) > 0 {
+	for len(l.Queue.Pending) > 0 {
 		if err := l.turn(); err != nil {
 			t.Fatal(err)
 		}
@@ -208,8 +208,8 @@ func TestInvalidRequests(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
 			l := h.loop(f)
-			l.queue.Expected = func(int) time.Duration { return time.Microsecond }
-			l.queue.State.Limit = 4
+			l.Queue.Expected = func(int) time.Duration { return time.Microsecond }
+			l.Queue.State.Limit = 4
 			h.Publish(1, h.Picture(1), nil)
 			h.Publish(2, h.Picture(c.picture), c.spoil)
 			h.Publish(3, h.Picture(3), nil)
@@ -251,11 +251,11 @@ func TestHandoverIdle(t *testing.T) {
 			l := h.loop(f)
 			now := shm.Now()
 			if c.last != 0 {
-				l.ring.BatchEnded(now - c.last)
+				l.Ring.BatchEnded(now - c.last)
 			}
 			l.acquired = now - c.acquired
 			h.Publish(1, h.Picture(1), func(r *shm.Request, _ []shm.Fragment) { r.Complete = now - c.whole })
-			for _, slot := range l.taken[:l.ring.Take(l.taken)] {
+			for _, slot := range l.taken[:l.Ring.Take(l.taken)] {
 				l.addPending(slot)
 			}
 			l.pick()

@@ -80,7 +80,7 @@ func (l *Loop) startMove() {
 	if l.flights.full() || !l.moves.ordered() {
 		return
 	}
-	if l.flights.count == 0 && len(l.queue.Pending) > 0 && len(l.flights.places) > 1 {
+	if l.flights.count == 0 && len(l.Queue.Pending) > 0 && len(l.flights.places) > 1 {
 		return
 	}
 	l.moves.begin(&l.flights, shm.Now())
@@ -106,6 +106,6 @@ func (l *Loop) settleMove() {
 func (l *Loop) Move(base int) (settled <-chan struct{}) {
 	order := &move{base: base, settled: make(chan struct{})}
 	l.moves.next.Store(order)
-	l.ring.Interrupt()
+	l.Ring.Interrupt()
 	return order.settled
 }

@@ -9,44 +9,6 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-func TestMoves(t *testing.T) {
-	f := newFlights(2, 1)
-	var m moves
-	settled := func() bool {
-		_, settled := m.settle(&f)
-		return settled
-	}
-	if m.begin(&f, 1); m.ordered() || m.made() || m.incomplete() || f.base != 0 {
-		t.Fatal("a move without an order")
-	}
-	f.add() // in the old place
-	order := &move{base: 2, settled: make(chan struct{})}
-	m.next.Store(order)
-	if !m.ordered() || m.made() {
-		t.Error("an ordered move is not there, or made already")
-	}
-	if m.begin(&f, 7); m.ordered() || !m.incomplete() || f.base != 2 || m.begun != 7 {
-		t.Errorf("the move is not made: %+v, base %d", &m, f.base)
-	}
-	if settled() {
-		t.Error("settled before a batch began in the new place")
-	}
-	m.complete(5)
-	m.complete(6) // a later batch
-	f.add()
-	if m.incomplete() || settled() {
-		t.Error("settled while a batch runs in the old place")
-	}
-	f.remove(f.oldest())
-	if idle, settled := m.settle(&f); !settled || idle != 5 || m.made() {
-		t.Errorf("settled %v, idle for %d ns, want 5", settled, idle)
-	}
-	<-order.settled
-	if settled() {
-		t.Error("settled twice")
-	}
-}
-
 // With at most one batch in flight the loop moves between two batches. If work was waiting, the
 // ring was idle from the end of the last batch to the begin of the next.
 func TestMoveIdle(t *testing.T) {
@@ -63,15 +25,15 @@ func TestMoveIdle(t *testing.T) {
 		before bool // a request is pending before the move
 	}{{"work waited", true}, {"no work waited", false}} {
 		t.Run(c.name, func(t *testing.T) {
-			order := &move{base: device.Slots/2 - l.flights.base, settled: make(chan struct{})}
-			l.moves.next.Store(order)
+			base := device.Slots/2 - l.flights.base
+			settled := l.Move(base)
 			handovers := l.figures.handovers.count
 			if c.before {
 				h.Publish(2, h.Picture(2), nil)
 			}
 			l.take()
 			l.startMove()
-			if l.flights.base != order.base {
+			if l.flights.base != base {
 				t.Fatal("the loop did not move")
 			}
 			if !c.before {
@@ -84,12 +46,12 @@ func TestMoveIdle(t *testing.T) {
 				t.Errorf("report is %+v, want one move more", r)
 			}
 			select {
-			case <-order.settled:
+			case <-settled:
 			default:
 				t.Error("the mover was not notified")
 			}
-			if _, slots := f.History(); slots[len(slots)-1]/2 != order.base/2 {
-				t.Errorf("the batch ran in slot %d, want %d or the next", slots[len(slots)-1], order.base)
+			if _, slots := f.History(); slots[len(slots)-1]/2 != base/2 {
+				t.Errorf("the batch ran in slot %d, want %d or the next", slots[len(slots)-1], base)
 			}
 		})
 	}
@@ -102,7 +64,7 @@ func TestMoveNextToBatch(t *testing.T) {
 	f := h.Fake()
 	l := h.loop(f)
 	l.served = true
-	order := &move{base: device.Slots/2 - l.flights.base, settled: make(chan struct{})}
+	base := device.Slots/2 - l.flights.base
 	begin := func() {
 		t.Helper()
 		if l.take(); !l.mayBegin() {
@@ -112,16 +74,21 @@ func TestMoveNextToBatch(t *testing.T) {
 		must.OK(t, l.begin())
 	}
 	release := h.Hold()
-	l.moves.next.Store(order)
+	settled := l.Move(base)
 	h.Publish(1, h.Picture(1), nil)
 	l.take()
-	if l.startMove(); l.flights.base == order.base {
+	if l.startMove(); l.flights.base == base {
 		t.Fatal("the loop moved, and left the device without work")
 	}
 	begin()
 	l.startMove()
 	h.Publish(2, h.Picture(2), nil)
 	begin()
+	select {
+	case <-settled:
+		t.Error("the loop gave up the old place while a batch runs there")
+	default:
+	}
 	release()
 	for l.flights.count > 0 {
 		must.OK(t, l.finish())
@@ -136,7 +103,7 @@ func TestMoveNextToBatch(t *testing.T) {
 		t.Errorf("report is %+v, want no pause", r)
 	}
 	select {
-	case <-order.settled:
+	case <-settled:
 	default:
 		t.Error("the mover was not notified")
 	}

@@ -14,24 +14,24 @@ import (
 // request that is not complete after half the objective no longer keeps the model in memory. The error
 // wraps device.ErrLost.
 func (l *Loop) conduct() error {
-	r := l.residence
+	r := l.Residence
 	if r == nil {
 		return nil
 	}
 	now := shm.Now()
-	w := conductor.Work{Waiting: len(l.queue.Pending), Deadline: l.reachable(now, r.Loading())}
-	if l.ring.Arrived() {
-		w.Arrived, w.ArriveBy, w.ArriveDue = true, now+int64(l.slo/2), now+int64(l.slo)
+	w := conductor.Work{Waiting: len(l.Queue.Pending), Deadline: l.reachable(now, r.Loading())}
+	if l.Ring.Arrived() {
+		w.Arrived, w.ArriveBy, w.ArriveDue = true, now+int64(l.SLO/2), now+int64(l.SLO)
 	}
-	defer func() { l.ring.Watch(!r.Resident()) }()
+	defer func() { l.Ring.Watch(!r.Resident()) }()
 	order, ok := r.Observe(now, w)
 	switch {
 	case !ok:
 		return nil
 	case order == residency.Load:
-		return l.process.LoadModel()
+		return l.Process.LoadModel()
 	}
-	return l.process.EvictModel()
+	return l.Process.EvictModel()
 }
 
 // reachable returns the earliest deadline that a load from now on can keep. If it can keep none, it
@@ -39,8 +39,8 @@ func (l *Loop) conduct() error {
 func (l *Loop) reachable(now int64, load time.Duration) int64 {
 	need := int64(load + l.SmallestBatch())
 	reachable, earliest := int64(math.MaxInt64), int64(math.MaxInt64)
-	for i := range l.queue.Pending {
-		deadline := l.queue.Pending[i].Deadline
+	for i := range l.Queue.Pending {
+		deadline := l.Queue.Pending[i].Deadline
 		earliest = min(earliest, deadline)
 		if deadline-need >= now {
 			reachable = min(reachable, deadline)
@@ -53,4 +53,4 @@ func (l *Loop) reachable(now int64, load time.Duration) int64 {
 }
 
 // SmallestBatch is the mean time of a batch of the smallest size.
-func (l *Loop) SmallestBatch() time.Duration { return l.queue.Typical(l.queue.Rule.Pad(1)) }
+func (l *Loop) SmallestBatch() time.Duration { return l.Queue.Typical(l.Queue.Rule.Pad(1)) }

@@ -39,45 +39,6 @@ func (c *child) drained() {
 	}
 }
 
-// The second batch begins in the middle of the first if enough requests wait. The third
-// does not begin before one of them has ended.
-func TestSecondBatch(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		streams int // as granted
-		slots   []int
-	}{
-		{"near the first one's end", 0, []int{0, 1}},
-		{"where half of a batch waits", 2, []int{0, 1}},
-		{"not where it may not", 1, []int{0}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			h := newGPUHarness(t, functiontest.Card())
-			h.streams = c.streams
-			f := h.Fake()
-			p := h.serving(f, 1)
-			release := h.Hold()
-			for slot := range uint32(4) {
-				h.Publish(slot, h.Picture(byte(slot)), nil)
-				wait.For(t, "batches in flight", func() bool {
-					_, slots := f.History()
-					return slices.Equal(slots, c.slots[:min(int(slot)+1, len(c.slots))])
-				})
-			}
-			time.Sleep(10 * time.Millisecond)
-			if _, slots := f.History(); !slices.Equal(slots, c.slots) {
-				t.Errorf("batches in slots %v at once, want %v", slots, c.slots)
-			}
-			h.Silent()
-			release()
-			for _, slot := range h.Replies(4) {
-				h.Answered(slot, h.Picture(byte(slot)))
-			}
-			p.drained()
-		})
-	}
-}
-
 // The ring changes hands with batches in flight: these belong to the old process, the
 // waiting requests to the new one.
 func TestGPUHandover(t *testing.T) {

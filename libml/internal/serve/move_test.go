@@ -147,63 +147,6 @@ func TestMoveUnderLoad(t *testing.T) {
 	c.drained()
 }
 
-// The next batch begins in the new place while the last one in the old place still runs. The old
-// place is not given up before that batch has ended.
-func TestMoveOverlap(t *testing.T) {
-	// The order to move reaches the loop just after its last visible effect. Work that arrives in
-	// between begins in the old place, and the try proves nothing.
-	for range 100 {
-		if moveWithWork(t) {
-			return
-		}
-	}
-	t.Error("no batch began in the new place next to one in the old")
-}
-
-// moveWithWork moves a process that has a batch in flight and requests waiting. It returns false if
-// a second batch began before the move was made.
-func moveWithWork(t *testing.T) (made bool) {
-	h := newGPUHarness(t, functiontest.Card())
-	h.streams = 2
-	f := h.Fake()
-	c := h.serving(f, 1)
-	release := h.Hold()
-	begun := func(n int) func() bool {
-		return func() bool { sizes, _ := f.History(); return len(sizes) == n }
-	}
-	h.Publish(0, h.Picture(0), nil)
-	wait.For(t, "a batch in flight", begun(1))
-	c.moveTo(2)
-	wait.For(t, "the slots that stand by are configured", func() bool {
-		f.Mu.Lock()
-		defer f.Mu.Unlock()
-		return f.Batches[functiontest.Key{3, 8}] != nil && slices.Equal(h.GPU.Groups(3), []int{2})
-	})
-	for slot := uint32(1); slot < 6; slot++ {
-		h.Publish(slot, h.Picture(byte(slot)), nil)
-	}
-	wait.For(t, "a second batch", begun(2))
-	_, slots := f.History()
-	if made = slices.Equal(slots, []int{0, 3}); !made && !slices.Equal(slots, []int{0, 1}) {
-		t.Errorf("batches began in slots %v, want one in the old set and one in the other lane", slots)
-	}
-	h.Silent()
-	c.checkStays(5*time.Millisecond, 2)
-	release()
-	c.awaitGroups(2)
-	for _, slot := range h.Replies(6) {
-		h.Answered(slot, h.Picture(byte(slot)))
-	}
-	if _, slots := f.History(); made && slices.Min(slots[1:]) < 2 {
-		t.Errorf("batches ran in slots %v, want all but the first in the new set", slots)
-	}
-	if r := c.awaitReport(2); made && r.IdleNanos > 0 {
-		t.Errorf("report is %+v, want a device that had work all the time", r)
-	}
-	c.drained()
-	return made
-}
-
 // While one move is being made, only the last order counts.
 func TestMoveOrders(t *testing.T) {
 	h := newGPUHarness(t, functiontest.Card())
