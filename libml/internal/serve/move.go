@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/control"
@@ -21,16 +22,16 @@ func standby(base int) int { return device.Slots/2 - base }
 // process serves. Apart from the loop's, its goroutine is the only one that calls the device and
 // the framework.
 type mover struct {
-	p      *process
-	device device.Partitioned
-	loop   *loop.Loop
-	slots  int           // that may be in flight
-	base   int           // of the loop
-	held   []int         // groups that the loop's slots run on
-	sms    int           // their number of multiprocessors
-	warmUp partialWarmUp // until the first move
-	stop   chan struct{} // closed when the loop has ended
-	ended  chan struct{}
+	p       *process
+	device  device.Partitioned
+	loop    *loop.Loop
+	slots   int           // that may be in flight
+	base    int           // of the loop
+	held    []int         // groups that the loop's slots run on
+	sms     int           // their number of multiprocessors
+	warming atomic.Bool   // completeWarmUp runs
+	stop    chan struct{} // closed when the loop has ended
+	ended   chan struct{}
 }
 
 // startMover starts the goroutine. The process must be ready, and run on the groups in the notice
@@ -41,7 +42,6 @@ func (p *process) startMover(l *loop.Loop, d device.Partitioned, ready control.N
 		held: ready.SMGroups, sms: ready.SMs,
 		stop: make(chan struct{}), ended: make(chan struct{}),
 	}
-	m.warmUp = partialWarmUp{p: p, device: d, loop: l, base: m.base, slots: m.slots, stop: m.stop}
 	go m.run()
 	return m
 }
@@ -50,7 +50,7 @@ func (m *mover) run() {
 	defer close(m.ended)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := m.warmUp.run(); err != nil {
+	if err := m.completeWarmUp(); err != nil {
 		m.endProcess(err)
 		return
 	}
@@ -174,7 +174,7 @@ func (m *mover) end(err error) error {
 		// The mover's last work may have found that the device is lost.
 		err = cmp.Or(err, p.exit.lostDevice())
 	case <-time.After(moverPatience):
-		if !m.warmUp.running.Load() {
+		if !m.warming.Load() {
 			return cmp.Or(err, fmt.Errorf("%w: a move did not end within %v of the drain", device.ErrLost, moverPatience))
 		}
 		// A framework that links may take seconds more. Do not wait: the exit of the process frees

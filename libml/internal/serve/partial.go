@@ -3,16 +3,14 @@ package serve
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/internal/loop"
 )
 
-// partialWarmUp completes the warm-up of a process that serves already. If no other process serves
+// completeWarmUp completes the warm-up of a process that serves already. If no other process serves
 // in its place, a process is ready with its smallest batch size. It gets the others while it
 // serves:
 //
@@ -33,38 +31,27 @@ import (
 // sizes before it serves. Only if the device runs out of memory, the process stays as it
 // is and reports it. The shortage depends on other processes, and small batches are
 // better than none.
-type partialWarmUp struct {
-	p       *process
-	device  device.Partitioned
-	loop    *loop.Loop
-	base    int             // the first slot in use
-	slots   int             // that may be in flight
-	stop    <-chan struct{} // closed when the loop has ended
-	running atomic.Bool
-}
-
-// run adds the missing batch sizes. An error ends the process.
-func (w *partialWarmUp) run() error {
-	p := w.p
+func (m *mover) completeWarmUp() error {
+	p := m.p
 	if !p.sizes.missing() {
 		return nil
 	}
-	w.running.Store(true)
-	defer w.running.Store(false)
+	m.warming.Store(true)
+	defer m.warming.Store(false)
 
 	began := time.Now()
-	err := w.device.Bind()
+	err := m.device.Bind()
 	for err == nil && p.sizes.missing() {
-		if p.worker.Starts() && !w.stopped() {
+		if p.worker.Starts() && !m.stopped() {
 			time.Sleep(startPoll)
 			continue
 		}
-		err = w.add(p.sizes.next())
+		err = m.add(p.sizes.next())
 	}
 	switch {
 	case loop.IsLost(err):
 		return err
-	case w.stopped():
+	case m.stopped():
 		return errStopped
 	case err == nil:
 		p.log.Info("all batch sizes are ready", "batches", p.sizes.ladder, "took", time.Since(began))
@@ -82,15 +69,15 @@ func (w *partialWarmUp) run() error {
 const startPoll = 10 * time.Millisecond
 
 // add adds the sizes of a longer ladder, one size more than now.
-func (w *partialWarmUp) add(ladder []int) error {
-	p := w.p
+func (m *mover) add(ladder []int) error {
+	p := m.p
 	began := time.Now()
 	n := ladder[len(ladder)-1]
-	for i := range w.slots {
-		if w.stopped() {
+	for i := range m.slots {
+		if m.stopped() {
 			return errStopped
 		}
-		slot := w.base + i
+		slot := m.base + i
 		bytes, err := p.configure(slot, n, p.memory.tensors[slot])
 		if err != nil {
 			return err
@@ -102,18 +89,18 @@ func (w *partialWarmUp) add(ladder []int) error {
 		return err
 	}
 	p.sizes.ladder = ladder
-	w.loop.Extend(rule)
+	m.loop.Extend(rule)
 	p.log.Debug("batch size configured", "batch", n, "took", time.Since(began))
 	p.notices.send(control.Notice{Batches: ladder, WarmingUp: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
 	return nil
 }
 
 // stopped reports whether the loop has ended or should end.
-func (w *partialWarmUp) stopped() bool {
+func (m *mover) stopped() bool {
 	select {
-	case <-w.stop:
+	case <-m.stop:
 		return true
 	default:
-		return w.p.exit.requested()
+		return m.p.exit.requested()
 	}
 }

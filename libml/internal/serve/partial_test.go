@@ -215,45 +215,29 @@ func TestPartialOutOfMemory(t *testing.T) {
 	c.drained()
 }
 
-// If a larger size answers wrongly, the process ends and says so.
-func TestPartialWrongAnswers(t *testing.T) {
-	h := newGPUHarness(t, functiontest.Card())
-	f := h.Fake()
-	c, proceed := h.startPartial(f, 2)
-	proceed(functiontest.Only("configure", fmt.Errorf("two: %w", device.ErrWrongAnswers)))
-	if failed := c.await(control.Failed); !failed.WrongAnswers || failed.DeviceLost || !strings.Contains(failed.Reason, "two") {
-		t.Errorf("the process reports %+v, want wrong answers and the reason", failed)
-	}
-	if err := c.end(); !errors.Is(err, device.ErrWrongAnswers) {
-		t.Errorf("the process ends with %v", err)
-	}
-}
-
-// If a larger size does not fit the groups, the process ends and names them.
-func TestPartialUnfitGroups(t *testing.T) {
-	h := newGPUHarness(t, functiontest.Card())
-	f := h.Fake()
-	c, proceed := h.startPartial(f, 2)
-	proceed(functiontest.Only("configure", errUnfit))
-	if failed := c.await(control.Failed); !slices.Equal(failed.InfeasibleGroups, []int{2}) || failed.DeviceLost {
-		t.Errorf("the process reports %+v, want that group 2 is unfit", failed)
-	}
-	if err := c.end(); !errors.Is(err, cuda.ErrTooFewSMs) {
-		t.Errorf("the process ends with %v", err)
-	}
-}
-
-// A device that is lost while the process adds sizes ends it.
-func TestPartialDeviceLost(t *testing.T) {
-	h := newGPUHarness(t, functiontest.Card())
-	f := h.Fake()
-	c, proceed := h.startPartial(f)
-	proceed(functiontest.Only("configure", fmt.Errorf("two: %w", device.ErrLost)))
-	if failed := c.await(control.Failed); !failed.DeviceLost {
-		t.Errorf("the process reports %+v, want that its device is lost", failed)
-	}
-	if err := c.end(); !errors.Is(err, device.ErrLost) {
-		t.Errorf("the process ends with %v", err)
+// If a larger size shows that the process cannot serve, the process ends and says why.
+func TestPartialEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want control.Notice // of these fields
+	}{
+		"wrong answers": {fmt.Errorf("two: %w", device.ErrWrongAnswers), control.Notice{WrongAnswers: true}},
+		"unfit groups":  {errUnfit, control.Notice{InfeasibleGroups: []int{2}}},
+		"device lost":   {fmt.Errorf("two: %w", device.ErrLost), control.Notice{DeviceLost: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newGPUHarness(t, functiontest.Card())
+			p, proceed := h.startPartial(h.Fake(), 2)
+			proceed(functiontest.Only("configure", c.err))
+			got := p.await(control.Failed)
+			if got.WrongAnswers != c.want.WrongAnswers || got.DeviceLost != c.want.DeviceLost || !slices.Equal(got.InfeasibleGroups, c.want.InfeasibleGroups) ||
+				!strings.Contains(got.Reason, c.err.Error()) {
+				t.Errorf("the process reports %+v, want %+v and the reason", got, c.want)
+			}
+			if err := p.end(); !errors.Is(err, c.err) {
+				t.Errorf("the process ends with %v", err)
+			}
+		})
 	}
 }
 

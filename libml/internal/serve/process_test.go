@@ -9,7 +9,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/libml/internal/worker"
-	"github.com/penstock/penstock/wire"
 )
 
 // A process goes through all states from starting to stopped.
@@ -49,12 +48,7 @@ func TestHandover(t *testing.T) {
 	h := newHarness(t, functiontest.Card())
 	old := functiontest.NewFake()
 	old.Entered, old.Gate = make(chan struct{}), make(chan struct{})
-	first := h.start(1, old.Build, nil)
-	first.order(control.Order{Do: control.DoWake, SharePercent: 50})
-	first.await(control.Ready)
-	old.Serve()
-	h.Channel.SetEpoch(1)
-	first.await(control.Active)
+	first := h.serving(old, 1)
 	h.Publish(0, h.Picture(0), nil)
 	<-old.Entered // the batch of slot 0 runs
 
@@ -84,28 +78,6 @@ func TestHandover(t *testing.T) {
 	if r := second.awaitReport(1); r.Generation != 2 || r.Handovers != 1 || r.IdleNanos < 0 {
 		t.Errorf("report is %+v, want generation 2 with one hand-over and work that waited", r)
 	}
-}
-
-// A failed batch affects only itself; the process continues.
-func TestBatchFailsOnce(t *testing.T) {
-	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
-	c := h.start(1, f.Build, nil)
-	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
-	c.await(control.Ready)
-	f.Serve()
-	f.Mu.Lock()
-	f.Failing = func(string) error { return functiontest.ErrFake }
-	f.Mu.Unlock()
-	h.Channel.SetEpoch(1)
-	h.Publish(1, h.Picture(1), nil)
-	if got := h.Status(h.Replies(1)[0]); got != wire.StatusFailed {
-		t.Errorf("status %v, want failed", got)
-	}
-	f.Mu.Lock()
-	f.Failing = nil
-	f.Mu.Unlock()
-	h.Publish(2, h.Picture(2), nil)
-	h.Answered(h.Replies(1)[0], h.Picture(2))
 }
 
 // A process ends if the orchestrator or the manager has exited.
