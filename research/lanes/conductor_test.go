@@ -1,4 +1,4 @@
-package conductor
+package lanes
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
@@ -37,7 +38,7 @@ var benchModels = []struct {
 // requests in time and the loads per second.
 func BenchmarkConductor(b *testing.B) {
 	for _, memory := range []int64{1925, 1500, 1100} {
-		for _, ahead := range []time.Duration{0, LoadAhead} {
+		for _, ahead := range []time.Duration{0, conductor.LoadAhead} {
 			b.Run(fmt.Sprintf("%d MiB/ahead %v", memory, ahead), func(b *testing.B) {
 				for range b.N {
 					benchmarkConductor(b, memory<<20, ahead)
@@ -51,7 +52,7 @@ func benchmarkConductor(b *testing.B, memory int64, ahead time.Duration) {
 	const members, rate, settle, lasts = 42, 800. / slowly, 20 * time.Second, 25 * time.Second
 	l, err := gate.NewLanes(1, lane.EDF, memory)
 	must.OK(b, err)
-	c := New(l, ahead*slowly, func(err error) { b.Error(err) })
+	c := conductor.New(l, ahead*slowly, func(err error) { b.Error(err) })
 	defer c.Close()
 	sum := 0.
 	for n := range members {
@@ -68,9 +69,8 @@ func benchmarkConductor(b *testing.B, memory int64, ahead time.Duration) {
 		if m.turn, err = l.Join(lane.Model{WeightsBytes: m.bytes}, m.notify); err != nil {
 			b.Fatal(err)
 		}
-		m.residence = c.Join(began, Newcomer{Name: fmt.Sprint(i), WeightsBytes: m.bytes, Load: m.copyTime(), Exact: true, Wake: m.notify})
+		m.residence = c.Join(began, conductor.Newcomer{Name: fmt.Sprint(i), WeightsBytes: m.bytes, Load: m.copyTime(), Exact: true, Wake: m.notify})
 		m.residence.Serve(began, m.batch)
-		m.residence.counts.Loads = 1
 		m.next = began + m.gap()
 		ended.Go(m.serve)
 	}
@@ -117,7 +117,7 @@ func (r *benchRun) copy(left time.Duration) {
 type benchMember struct {
 	run       *benchRun
 	turn      *gate.Place
-	residence *Member
+	residence *conductor.Member
 	wake      chan struct{}
 	random    *rand.Rand
 	bytes     int64
@@ -166,8 +166,8 @@ func (m *benchMember) take(now int64) {
 }
 
 // work is what loop.conduct reports.
-func (m *benchMember) work(now int64) Work {
-	w := Work{Waiting: len(m.pending)}
+func (m *benchMember) work(now int64) conductor.Work {
+	w := conductor.Work{Waiting: len(m.pending)}
 	if len(m.pending) == 0 {
 		return w
 	}
