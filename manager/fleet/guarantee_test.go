@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"math"
 	"strings"
 	"testing"
@@ -10,7 +9,6 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
@@ -57,53 +55,6 @@ func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 func (b *nodeBed) reports(in *instance, r control.Report) {
 	in.report(r.Generation, r)
 	b.sharing.decide(occasion{})
-}
-
-// fakeTraffic stands in for the queue of an instance.
-type fakeTraffic struct {
-	arrivals int
-}
-
-func (f *fakeTraffic) Arrivals() int { return f.arrivals }
-
-func (f *fakeTraffic) Window() datapath.Window { return datapath.Window{} }
-
-func (f *fakeTraffic) NextWindow() {}
-
-// traffic gives an instance fake traffic, if it has none yet.
-func (b *nodeBed) traffic(in *instance) *fakeTraffic {
-	if f, ok := in.traffic.(*fakeTraffic); ok {
-		return f
-	}
-	f := &fakeTraffic{}
-	in.traffic = f
-	return f
-}
-
-// receive lets an instance receive requests within one second.
-func (b *nodeBed) receive(in *instance, requests int) {
-	b.sharing.decideAt(b.clock, occasion{counts: true})
-	b.traffic(in).arrivals += requests
-	b.clock += time.Second
-	b.sharing.decideAt(b.clock, occasion{counts: true})
-}
-
-// load lets an instance receive rate requests of that cost within one second.
-func (b *nodeBed) load(name string, rate int, cost time.Duration) {
-	in := b.instance(name, 0)
-	r := in.reported.Report
-	host := cmp.Or(in.f.worker, name)
-	r.Generation, _ = b.serves(name)
-	if r.Ran == 0 {
-		r.CPUNanos = b.cpu[host]
-		b.reports(in, r)
-	}
-	b.cpu[host] += int64(2*rate) * int64(cost) // of 2 CPUs
-	r.Ran, r.CPUNanos, r.EachNanos = r.Ran+int64(rate), b.cpu[host], int64(cost)
-	b.reports(in, r)
-	b.receive(in, rate)
-	b.sharing.decideAt(b.clock, occasion{interval: true})
-	b.turn()
 }
 
 func TestGuarantee(t *testing.T) {

@@ -23,12 +23,11 @@ import (
 // process and its shadow share, and the policy that decides which process is active. The control
 // loop owns it.
 type instance struct {
-	fleet   *Fleet
-	f       *function
-	id      gslice.ID
-	log     zerolog.Logger
-	queue   *datapath.Queue
-	traffic traffic
+	fleet *Fleet
+	f     *function
+	id    gslice.ID
+	log   zerolog.Logger
+	queue *datapath.Queue
 
 	pair      *pair.Pair
 	processes processes
@@ -53,7 +52,6 @@ func newInstance(f *function, index int) (*instance, error) {
 		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
 		processes: processes{},
 		queue:     queue,
-		traffic:   queue,
 		orders:    newOrders(),
 		tensors:   tensors{},
 	}

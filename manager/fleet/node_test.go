@@ -40,8 +40,6 @@ type nodeBed struct {
 	// wrong reports whether a function's model answers wrongly at an MPS percentage; nil: never.
 	wrong func(name string, percent float64) bool
 	woken []wake
-	clock time.Duration    // of demand
-	cpu   map[string]int64 // nanoseconds of the process of a function or worker
 }
 
 // wake is an order to serve at an MPS percentage.
@@ -112,7 +110,7 @@ func newCachedNode(t testing.TB, cache, device string, gpu *control.ObservedDevi
 		cfg.Shares.Change = configs.ChangePartition
 	}
 	versions := map[string]uint32{}
-	b := &nodeBed{t: t, calls: make(calls, 64), fakes: map[victim]*fakeProcess{}, cpu: map[string]int64{}, device: device, gpu: gpu, mechanism: mechanism}
+	b := &nodeBed{t: t, calls: make(calls, 64), fakes: map[victim]*fakeProcess{}, device: device, gpu: gpu, mechanism: mechanism}
 	b.Fleet = newFleet(t, Options{
 		Config: cfg, Dir: t.TempDir(), Cache: cache, ID: "m", Loop: b.calls, Link: b, Log: zerolog.New(zerolog.NewTestWriter(t)),
 		FindModel: func(name string) (*models.Card, error) {

@@ -7,21 +7,11 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
-	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/rs/zerolog"
 )
-
-// traffic has measurements of the requests that pass through an instance.
-type traffic interface {
-	// Arrivals counts the requests since the instance was created.
-	Arrivals() int
-	// Window returns the window statistics so far. NextWindow begins a new window.
-	Window() datapath.Window
-	NextWindow()
-}
 
 // occasion is why package sharing decides.
 type occasion struct {
@@ -54,10 +44,10 @@ func (d *division) decideAt(now time.Duration, why occasion) {
 		for j, in := range f.instances {
 			to := &s.Functions[i].Instances[j]
 			if why.counts {
-				to.Arrivals = in.traffic.Arrivals()
+				to.Arrivals = in.queue.Arrivals()
 			}
 			if why.interval {
-				w := in.traffic.Window()
+				w := in.queue.Window()
 				to.Window = &w
 			}
 		}
@@ -122,7 +112,7 @@ func (d *division) carryOut(a sharing.Action, now time.Duration) {
 	case sharing.SetGroups:
 		on(a.ID, func(in *instance) { in.orders.groups = a })
 	case sharing.NextWindow:
-		on(a.ID, func(in *instance) { in.traffic.NextWindow() })
+		on(a.ID, func(in *instance) { in.queue.NextWindow() })
 	case sharing.Tune:
 		d.decideAt(now, occasion{interval: true})
 	case sharing.Renew:

@@ -25,7 +25,8 @@ type script struct {
 	s                 Snapshot
 	logs              []Log // of the last decide
 	cfg               configs.Config
-	each, aggregation time.Duration // that a batch and the arrival of a request take
+	each, aggregation time.Duration            // that a batch and the arrival of a request take
+	cpu               map[string]time.Duration // of the process of a function or worker
 }
 
 // newScript has functions with one serving process each, on a GPU of 16 groups with MPS.
@@ -38,13 +39,13 @@ func newScript(t *testing.T, policy configs.Policy, functions ...configs.Functio
 // newScriptOn is newScript on another device, as the orchestrator reports it.
 func newScriptOn(t *testing.T, device string, o *control.Observed, policy configs.Policy, functions ...configs.Function) *script {
 	t.Helper()
-	x := &script{T: t, cfg: configs.Default(), each: time.Millisecond}
+	x := &script{T: t, cfg: configs.Default(), each: time.Millisecond, cpu: map[string]time.Duration{}}
 	x.cfg.Shares.Policy, x.cfg.Device = policy, device
 	x.Decider = NewDecider(&x.cfg)
 	x.s = Snapshot{Config: &x.cfg, Judged: map[*models.Card]Judged{}}
 	for _, f := range functions {
 		card := &models.Card{Name: f.Name, Model: f.Name, Batches: []int{1, 2, 4}}
-		x.s.Functions = append(x.s.Functions, Function{Config: f, Objective: f.SLO, Instances: []Instance{{Card: card}}})
+		x.s.Functions = append(x.s.Functions, Function{Config: f, Objective: f.SLO, Instances: []Instance{{Card: card, Worker: f.Worker}}})
 		x.s.Judged[card] = Judged{model: f.Name}
 	}
 	x.s.Observed = o
@@ -52,7 +53,7 @@ func newScriptOn(t *testing.T, device string, o *control.Observed, policy config
 	for i := range x.s.Functions {
 		in := &x.s.Functions[i].Instances[0]
 		in.Active, in.Last = 1, 1
-		in.Processes = []Process{{Process: pair.Process{Generation: 1, Role: control.Serve, State: control.Active, Card: in.Card}}}
+		in.Processes = []Process{{Process: pair.Process{Generation: 1, Role: control.Serve, State: control.Active, Card: in.Card}, Worker: in.Worker}}
 	}
 	return x
 }

@@ -1,6 +1,7 @@
 package sharing
 
 import (
+	"cmp"
 	"math"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
@@ -30,9 +32,10 @@ func (x *script) status(name string) control.FunctionStatus {
 
 // report lets the active process report that many more requests, each of that cost of the whole device.
 func (x *script) report(name string, requests int, cost time.Duration) {
-	r := &x.instance(name).Report
-	r.Generation, r.Ran, r.EachNanos = 1, r.Ran+int64(requests), int64(cost)
-	r.CPUNanos += 2 * int64(requests) * int64(cost)
+	in := x.instance(name)
+	host, r := cmp.Or(in.Worker, name), &in.Report
+	x.cpu[host] += 2 * time.Duration(requests) * cost
+	r.Generation, r.Ran, r.EachNanos, r.CPUNanos = 1, r.Ran+int64(requests), int64(cost), int64(x.cpu[host])
 	x.decide()
 }
 
@@ -116,6 +119,52 @@ func TestGuaranteeUseWithinBatch(t *testing.T) {
 	report(control.Report{DeviceNanos: int64(300 * time.Millisecond), DemotedNanos: int64(50 * time.Millisecond), Ran: 8})
 	if s := x.status("a").Guarantee; math.Abs(s.UsedSeconds-0.3) > 1e-9 || math.Abs(s.DemotedSeconds-0.05) > 1e-9 {
 		t.Errorf("used %v s, %v s demoted; want 0.3 and 0.05", s.UsedSeconds, s.DemotedSeconds)
+	}
+}
+
+// All members of a worker have its guarantee. On a GPU each has the level of its own objective.
+func TestWorkerGuarantee(t *testing.T) {
+	gpu := &control.Observed{Mechanism: MechanismMPS, Device: &control.ObservedDevice{UUID: "GPU-1", SMs: 128}}
+	for device, c := range map[string]struct {
+		o    *control.Observed
+		slow budget.Level
+	}{configs.DeviceCPU: {&control.Observed{CPUs: 2}, budget.MaxLevel}, "cuda": {gpu, budget.MinLevel}} {
+		quick, slow := objective("quick", 8*time.Millisecond), objective("slow", time.Second)
+		quick.Worker, slow.Worker = "w", "w"
+		x := newScriptOn(t, device, c.o, configs.PolicyGuarantee, quick, slow)
+		x.cfg.Workers = []configs.Worker{{Name: "w", SharePercent: 30}}
+		for range 5 {
+			x.second("slow", 20, 5*time.Millisecond)
+			x.second("quick", 10, time.Millisecond)
+		}
+		a, b := find(x.members, gslice.ID{IF: "quick"}).entitled.terms["w"], find(x.members, gslice.ID{IF: "slow"}).entitled.terms["w"]
+		if a.GuaranteePercent == 0 || a.GuaranteePercent != b.GuaranteePercent || a.Level != budget.MaxLevel || b.Level != c.slow {
+			t.Errorf("%s: terms %+v and %+v, want the same guarantee, and levels %d and %d", device, a, b, budget.MaxLevel, c.slow)
+		}
+		// slow has batches of 4 and quick of 1, the mean of all requests is 3: a margin of 1.31.
+		if s := x.status("quick").Guarantee; s.Percent != 30 || math.Abs(s.NeedPercent-100*(20*0.005+10*0.001)*1.31) > 0.2 {
+			t.Errorf("%s: %+v, want the guarantee of 30 %% and the sum of what the members need", device, s)
+		}
+	}
+}
+
+// A process reports the CPU time of all members of its worker.
+func TestWorkerCost(t *testing.T) {
+	a, b := objective("a", time.Second), objective("b", time.Second)
+	a.Worker, b.Worker = "w", "w"
+	x := newCPUs(t, configs.PolicyGuarantee, a, b)
+	x.cfg.Workers = []configs.Worker{{Name: "w", SharePercent: 30}}
+	x.report("a", 0, 0)
+	x.report("b", 0, 0)
+	for range 200 { // 40 requests take 200 ms of the device
+		x.cpu["w"] += 400 * time.Millisecond
+		x.report("a", 30, 0)
+		x.report("b", 10, 0)
+	}
+	for _, name := range []string{"a", "b"} {
+		if got := x.status(name).Guarantee.CostMillis; math.Abs(got-5) > 0.5 {
+			t.Errorf("%s costs %v ms per request, want the mean of 5", name, got)
+		}
 	}
 }
 
