@@ -52,7 +52,8 @@ func TestWithoutShares(t *testing.T) {
 		}
 		// Algorithm 1 sets none either.
 		first, _ := b.serves("a")
-		b.sharing.decideAt(time.Hour, occasion{interval: true})
+		b.sharing.started = b.sharing.started.Add(-time.Hour)
+		b.Tune()
 		b.turns()
 		if next, _ := b.serves("a"); next != first || b.instance("a", 0).pair.Share() != 0 {
 			t.Errorf("%s: generation %d became %d", name, first, next)

@@ -150,7 +150,7 @@ func (b *nodeBed) add(c configs.Function) error { return b.Fleet.add(c, 0) }
 
 // setShare sets the share of an instance, as package sharing does.
 func setShare(in *instance, percent float64) {
-	in.fleet.sharing.carryOut(sharing.SetShare{ID: in.id, Percent: percent}, 0)
+	in.fleet.sharing.carryOut(sharing.SetShare{ID: in.id, Percent: percent})
 }
 
 // changeOf is how a function's share changes.

@@ -33,12 +33,9 @@ type division struct {
 }
 
 // decide lets package sharing decide about the functions as they are now, and carries that out.
-func (d *division) decide(why occasion) { d.decideAt(time.Since(d.started), why) }
-
-// decideAt is decide at a time since the manager began.
-func (d *division) decideAt(now time.Duration, why occasion) {
+func (d *division) decide(why occasion) {
 	s := d.snapshot(d.seen[:0])
-	s.Now, s.Observed, s.Counted, s.Interval = now, why.observed, why.counts, why.interval
+	s.Now, s.Observed, s.Counted, s.Interval = time.Since(d.started), why.observed, why.counts, why.interval
 	d.seen = s.Functions
 	for i, f := range *d.functions {
 		for j, in := range f.instances {
@@ -53,7 +50,7 @@ func (d *division) decideAt(now time.Duration, why occasion) {
 		}
 	}
 	for _, a := range d.Decide(s) {
-		d.carryOut(a, now)
+		d.carryOut(a)
 	}
 }
 
@@ -95,7 +92,7 @@ func next[T any](list []T) ([]T, *T) {
 }
 
 // carryOut carries out what package sharing has decided.
-func (d *division) carryOut(a sharing.Action, now time.Duration) {
+func (d *division) carryOut(a sharing.Action) {
 	on := func(id gslice.ID, do func(*instance)) {
 		if in := d.functions.instance(id); in != nil {
 			do(in)
@@ -114,7 +111,7 @@ func (d *division) carryOut(a sharing.Action, now time.Duration) {
 	case sharing.NextWindow:
 		on(a.ID, func(in *instance) { in.queue.NextWindow() })
 	case sharing.Tune:
-		d.decideAt(now, occasion{interval: true})
+		d.decide(occasion{interval: true})
 	case sharing.Renew:
 		on(a.ID, func(in *instance) { in.pair.Renew() })
 	case sharing.Kill:
@@ -148,7 +145,7 @@ func (d *division) setByHand(name string, percent float64) error {
 	f := d.functions.find(name)
 	if d.cfg.Shares.Tune && !d.cfg.Guarantees() { // it lasts until the next tuning
 		for _, in := range f.instances {
-			d.carryOut(sharing.SetShare{ID: in.id, Percent: percent}, 0)
+			d.carryOut(sharing.SetShare{ID: in.id, Percent: percent})
 		}
 		return nil
 	}

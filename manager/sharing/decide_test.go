@@ -176,6 +176,21 @@ func TestTunedQuota(t *testing.T) {
 	}
 }
 
+// A window without requests says nothing about a share.
+func TestIdleShare(t *testing.T) {
+	x := newCPUs(t, configs.PolicyGSLICE, gsliced("a", 40, configs.ChangeShadow))
+	x.decide()
+	x.instance("a").Processes[0].SharePercent = 40
+	for _, passed := range slices.Repeat([]time.Duration{5 * time.Second, time.Millisecond}, 10) {
+		x.s.Now += passed
+		x.s.Interval, x.instance("a").Window = true, &datapath.Window{}
+		x.wants("while it is idle", x.decide())
+	}
+	if o, known := x.members[0].measured.Observation(); known && o.Throughput != 0 {
+		t.Errorf("%+v, want no throughput", o)
+	}
+}
+
 // A request's deadline is earlier than its objective by the time reserved for the network.
 func TestAggregationBound(t *testing.T) {
 	for name, c := range map[string]struct {
