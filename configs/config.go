@@ -244,6 +244,8 @@ type Function struct {
 	// left out. With `policy: gslice` the first share; the model's knee if left out. All together are
 	// at most 100.
 	SharePercent float64 `yaml:"share_percent,omitempty" live:"true" min:"0.1" max:"100" example:"20"`
+	// Which functions keep their objectives if the device is overloaded: higher goes first, before smaller needs.
+	Priority uint8 `yaml:"priority,omitempty" live:"true" min:"0" max:"255" example:"1"`
 	// The worker that hosts the function; its own process if left out (docs/lanes.md).
 	Worker string `yaml:"worker,omitempty" live:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"the name of a worker" example:"cold"`
 	// As shares.change, for this function.

@@ -31,8 +31,10 @@ type Status struct {
 	Configuration ConfigurationStatus `json:"configuration"`
 	// ForeignCPUPercent is how much of the machine's CPUs other programs used in the last ten
 	// seconds.
-	ForeignCPUPercent float64          `json:"foreign_cpu_percent"`
-	Functions         []FunctionStatus `json:"functions"`
+	ForeignCPUPercent float64 `json:"foreign_cpu_percent"`
+	// NeedsPercent is the sum of NeedPercent of all functions, and workers. Above 90 the device cannot keep all objectives.
+	NeedsPercent float64          `json:"needs_percent,omitempty"`
+	Functions    []FunctionStatus `json:"functions"`
 	// Workers are those of the configuration, also workers without members.
 	Workers []WorkerStatus `json:"workers,omitempty"`
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/functions"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 )
@@ -52,7 +53,18 @@ not name it. Put a permanent function into that file: the node adds it as soon a
 			}
 			// The manager completes the addition even if this command stops waiting.
 			const next = "the node continues, and removes it if its process cannot start; see `penstock if list`, or remove it now with `penstock if remove %s`"
-			return sendPatiently(cmd.Context(), folder(), control.AddPath, function, "add", function.Name, fmt.Sprintf(next, function.Name))
+			err = sendPatiently(cmd.Context(), folder(), control.AddPath, function, "add", function.Name, fmt.Sprintf(next, function.Name))
+			if err != nil {
+				return err
+			}
+			status, err := control.ReadStatus(cmd.Context(), folder())
+			if err != nil {
+				return err
+			}
+			if warning := functions.OverloadWarning(&status); warning != "" {
+				cmd.PrintErrln("warning: " + warning)
+			}
+			return nil
 		},
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
@@ -64,6 +76,7 @@ not name it. Put a permanent function into that file: the node adds it as soon a
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "number of processes that serve it at the same time")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "guarantee of each instance, in percent of the device's time (first share with policy gslice)")
+	add.Flags().Uint8Var(&function.Priority, "priority", 0, "which functions keep their objectives if the device is overloaded: higher goes first, 0 to 255")
 	add.Flags().StringVar(&function.Worker, "worker", "", "the worker that hosts it; its own process if left out")
 	return add
 }

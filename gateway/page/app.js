@@ -198,6 +198,7 @@ class View {
     else if (bad && p99 > f.slo_ms) why = "objective missed";
     else if (bad && f.lost > 0) why = "requests lost";
     else if (bad) why = "requests not answered ok";
+    if (f.guarantee && f.guarantee.infeasible) why += `${why ? "; " : ""}objective is not guaranteed: ${f.guarantee.infeasible}`;
     if (f.guarantee && f.guarantee.demoted_percent >= 1) why += `${why ? "; " : ""}uses more than its guarantee: ${f.guarantee.demoted_percent.toFixed(0)} % of the device at low priority`;
     set(".why", why);
   }
@@ -212,8 +213,9 @@ class View {
       demoted += total.d;
       parts.push([name, total.u - total.d, functionColours[i % functionColours.length], false], [name, total.d, functionColours[i % functionColours.length], true]);
     });
-    const foreign = this.state.status.foreign_cpu_percent || 0;
+    const foreign = this.state.status.foreign_cpu_percent || 0, needs = this.state.status.needs_percent || 0;
     const text = `${used.toFixed(0)} % used, ${demoted.toFixed(0)} % at low priority (hatched)` +
+      (needs > 100 ? ` · overload: functions need ${needs.toFixed(0)} % of the device` : "") +
       (foreign > 5 ? ` · other programs use ${foreign.toFixed(0)} % of the CPUs; requests wait for them` : "");
     $("bar-text").textContent = text;
     bar.setAttribute("aria-label", text);

@@ -176,7 +176,7 @@ func (e *edit) planUnnamed() (stay []configs.Function) {
 //	model, slo, weights, in_flight, worker,         by a shadow swap; the old process stays if the new
 //	environment                                     one cannot start
 //	share_percent                                   shares are allocated again
-//	pictures                                        at once
+//	pictures, priority                              at once
 func (f *function) plan(want configs.Function) (*change, error) {
 	fl, have := f.fleet, f.config
 	if err := f.checkEntry(want); err != nil {

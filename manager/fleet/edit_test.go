@@ -78,6 +78,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"port":          {func(c *configs.Function) { c.Port = 1 }, nil},
 		"slo":           {func(c *configs.Function) { c.SLO = 70 * time.Millisecond }, process(func(s setup) bool { return s.slo == 70*time.Millisecond })},
 		"share_percent": {func(c *configs.Function) { c.SharePercent = 60 }, func(b *nodeBed) bool { return b.status("a").SharePercent == 60 }},
+		"priority":      {func(c *configs.Function) { c.Priority = 1 }, func(b *nodeBed) bool { return b.functions.find("a").config.Priority == 1 }},
 		"weights":       {func(c *configs.Function) { c.Weights = configs.WeightsPrivate }, process(func(s setup) bool { return s.weights == configs.WeightsPrivate })},
 		"in_flight":     {func(c *configs.Function) { c.InFlight = 2 }, process(func(s setup) bool { return s.streams == 2 })},
 		"environment":   {func(c *configs.Function) { c.Environment = map[string]string{"A": "b"} }, process(func(s setup) bool { return s.environment["A"] == "b" })},

@@ -253,6 +253,7 @@ func (fl *Fleet) Snapshot() (s observe.Snapshot) {
 	s.Status = control.Status{
 		Started: fl.started.UTC(), Policy: string(fl.cfg.Shares.Policy), Lab: fl.cfg.Lab.String(),
 		Mechanism: fl.orchestrator.observed.Mechanism, Device: fl.sharing.Device.GPU, Faults: control.FaultStatus{Count: fl.faults.count},
+		NeedsPercent:  fl.sharing.NeedsPercent(),
 		Configuration: fl.file.status, Functions: []control.FunctionStatus{}, Workers: fl.functions.workersStatus(fl.cfg.Workers),
 	}
 	for _, f := range fl.functions {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/datapath/aggregate"
@@ -56,6 +57,8 @@ var (
 		"Guaranteed part of the device's time. 1 is all of it.", "function", "instance")
 	descNeed = describe("penstock_need_ratio",
 		"Part of the device's time that recent requests need.", "function", "instance")
+	descNeeds = describe("penstock_needs_ratio",
+		"Part of the device's time that all functions need. Above 0.9 not all objectives can be kept.")
 	descDeviceTime = describe("penstock_device_seconds_total",
 		"Device time used, within the guarantee or beyond it.", "function", "instance", "priority")
 	descFeasible = describe("penstock_objective_guaranteed",
@@ -167,6 +170,9 @@ func (x collector) Collect(out chan<- prometheus.Metric) {
 	}
 	c := sink(out)
 	c.node(&s)
+	if s.Status.Policy == string(configs.PolicyGuarantee) {
+		c.gauge(descNeeds, s.Status.NeedsPercent/100)
+	}
 	if s.Status.Device != nil {
 		c.device(&s.Status)
 	}

@@ -415,3 +415,54 @@ func TestRemovedShare(t *testing.T) {
 		t.Errorf("%+v is remembered", m)
 	}
 }
+
+// In overload the functions of the smallest needs are kept, and others are named once. A priority that is edited comes first.
+func TestOverload(t *testing.T) {
+	x := newScript(t, configs.PolicyGuarantee, configs.Function{Name: "a", SLO: 100 * time.Millisecond}, configs.Function{Name: "b", SLO: 100 * time.Millisecond})
+	var logs []string
+	// load lets each function receive requests of 20 ms for a second.
+	load := func(a, b int) {
+		x.s.Counted, x.s.Interval = true, true
+		x.s.Now += time.Second
+		for name, n := range map[string]int{"a": a, "b": b} {
+			in := x.instance(name)
+			in.Arrivals += n
+			in.Report = control.Report{Generation: 1, Ran: in.Report.Ran + int64(n), EachNanos: int64(20 * time.Millisecond)}
+		}
+		for _, act := range x.Decide(x.s) {
+			if l, ok := act.(Log); ok && strings.HasPrefix(l.Message, "objective is") {
+				logs = append(logs, l.ID.IF+": "+l.Message)
+			}
+		}
+	}
+	expect := func(when string, kept, not string, want ...string) {
+		t.Helper()
+		status := map[string]*control.GuaranteeStatus{}
+		for _, name := range []string{"a", "b"} {
+			s := control.FunctionStatus{Name: name, Instances: make([]control.InstanceStatus, 1)}
+			x.Status(&s)
+			status[name] = s.Guarantee
+		}
+		if status[kept].Infeasible != "" || !strings.Contains(status[not].Infeasible, "and its guarantee is") {
+			t.Errorf("%s: status of %s %+v, of %s %+v", when, kept, status[kept], not, status[not])
+		}
+		if !slices.Equal(logs, want) {
+			t.Errorf("%s: logs %q, want %q", when, logs, want)
+		}
+		logs = nil
+	}
+	for range 6 {
+		load(20, 24)
+	}
+	expect("overload", "a", "b", "b: objective is not guaranteed")
+	if sum := x.NeedsPercent(); sum < 100 {
+		t.Errorf("needs %v %% of the device, want over 100", sum)
+	}
+	for range 10 {
+		load(21, 23)
+	}
+	expect("noise", "a", "b")
+	x.function("b").Config.Priority = 1
+	load(21, 23)
+	expect("priority", "b", "a", "a: objective is not guaranteed", "b: objective is guaranteed")
+}

@@ -29,6 +29,7 @@ import (
 type guarantees struct {
 	workers map[string]guarantee.Action
 	ran     map[string]int64 // requests that the members of a worker ran
+	needs   float64          // of all, parts of the device
 	known   []claim          // that the last decision was about
 	spare   []claim          // memory for the next ones
 	due     bool
@@ -39,6 +40,7 @@ type claim struct {
 	id        gslice.ID
 	worker    string
 	percent   float64
+	priority  uint8
 	removing  bool
 	mps, turn bool
 }
@@ -140,7 +142,7 @@ func (p *guarantees) decide(d *Decider) {
 		if d.s.Counted {
 			p.due = m.entitled.demand.Observe(m.Arrivals, d.s.Now) || p.due
 		}
-		c := claim{m.id, "", cmp.Or(m.f.ByHand, m.f.Config.SharePercent), m.f.Removing, d.Device.MPS, d.takesTurns()}
+		c := claim{m.id, "", cmp.Or(m.f.ByHand, m.f.Config.SharePercent), m.f.Config.Priority, m.f.Removing, d.Device.MPS, d.takesTurns()}
 		if m.runsIn("") {
 			claims = append(claims, c)
 		}
@@ -184,12 +186,18 @@ func (p *guarantees) guarantee(d *Decider) {
 	}
 	hosts := slices.DeleteFunc(slices.Clone(d.s.Config.Workers), func(w configs.Worker) bool { return members[w.Name] == nil })
 	for _, w := range hosts {
-		functions = append(functions, guarantee.Worker(w.Name, w.SharePercent, members[w.Name]))
+		f := guarantee.Worker(w.Name, w.SharePercent, members[w.Name])
+		f.Kept = p.workers[w.Name].Kept
+		functions = append(functions, f)
 	}
 
 	actions := guarantee.Decide(functions)
 	if d.takesTurns() && !d.prioritized() {
 		guarantee.CapBatches(functions, actions)
+	}
+	p.needs = 0
+	for _, a := range actions {
+		p.needs += a.Need
 	}
 	for i, m := range own {
 		m.entitled.action = d.settle(m.id, nil, "function", m.f.Objective, m.entitled.action, actions[i])
@@ -223,6 +231,7 @@ func (d *Decider) wants(m *member) guarantee.Function {
 		Name: m.id.IF, Objective: d.within(m),
 		Rate: e.demand.Rate(), Fixed: e.fixed, Cost: e.cost, Batch: d.batch(m),
 		SharePercent: cmp.Or(m.f.ByHand, m.f.Config.SharePercent),
+		Priority:     m.f.Config.Priority, Kept: e.action.Kept,
 	}
 	f.LongestBatch = f.Fixed + time.Duration(max(1, m.limit)*float64(f.Cost))
 	return f

@@ -77,6 +77,9 @@ func (d *Decider) guaranteeStatus(members []*member) *control.GuaranteeStatus {
 	return s
 }
 
+// NeedsPercent is the sum of the needs of all functions, in percent of the device.
+func (d *Decider) NeedsPercent() float64 { return round(100 * d.guarantees.needs) }
+
 // Use is an instance's guarantee and what it has used of the device.
 type Use struct {
 	Guarantee, Need float64 // parts of the device's time

@@ -131,6 +131,7 @@ func (f *function) act(now int64, a guarantee.Action) {
 func (f *function) wants() guarantee.Function {
 	w := guarantee.Function{
 		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: guarantee.Batch(f.demand.Rate(), f.Objective, maxBatch),
+		Kept: f.action.Kept,
 	}
 	if f.reported {
 		figures := f.account.Figures()

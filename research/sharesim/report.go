@@ -76,6 +76,8 @@ type Summary struct {
 	// InTimePercent is of all requests within a guarantee, which are WithinPercent of all.
 	InTimePercent float64 `json:"in_time_percent"`
 	WithinPercent float64 `json:"within_percent"`
+	// GoodputSeconds is the goodput weighted by device time, of all mixes.
+	GoodputSeconds float64 `json:"goodput_seconds"`
 	// Ratios are of weighted goodput to that of the best fixed division, of the mixes that
 	// have one; ascending.
 	Ratios []float64 `json:"ratios"`
@@ -91,6 +93,7 @@ func Summarize(group string, reports []MixReport) Summary {
 	s := Summary{Group: group, Mixes: len(reports), WorstPercent: 100}
 	requests, within, good := 0, 0, 0
 	for _, m := range reports {
+		s.GoodputSeconds += m.Worth
 		if m.Division > 0 {
 			ratio := m.Worth / m.Division
 			s.Ratios = append(s.Ratios, ratio)

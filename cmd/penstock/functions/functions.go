@@ -101,10 +101,27 @@ func deviceLine(s *control.Status) string {
 // nodeLines say what is wrong with the node, apart from its functions.
 func nodeLines(s *control.Status) []string {
 	lines := append(configurationLines(s), workerLines(s)...)
+	if warning := OverloadWarning(s); warning != "" {
+		lines = append(lines, warning)
+	}
 	if s.ForeignCPUPercent > 100*cputime.Quiet {
 		lines = append(lines, fmt.Sprintf("other programs use %.0f %% of the CPUs; requests wait for them", s.ForeignCPUPercent))
 	}
 	return lines
+}
+
+// OverloadWarning says that the functions need more than the device, and names those that are not kept; empty if they do not.
+func OverloadWarning(s *control.Status) string {
+	if s.NeedsPercent <= 100 {
+		return ""
+	}
+	var names []string
+	for i := range s.Functions {
+		if f := &s.Functions[i]; f.Guarantee != nil && f.Guarantee.Infeasible != "" {
+			names = append(names, f.Name)
+		}
+	}
+	return fmt.Sprintf("overload: functions need %.0f %% of the device; not guaranteed: %s", s.NeedsPercent, strings.Join(names, ", "))
 }
 
 // workerLines say which workers need more memory.

@@ -209,3 +209,15 @@ func TestGuaranteeColumns(t *testing.T) {
 		t.Errorf("reasons\n%s", why)
 	}
 }
+
+func TestOverloadWarning(t *testing.T) {
+	s := control.Status{NeedsPercent: 130, Functions: []control.FunctionStatus{
+		{Name: "a", Guarantee: &control.GuaranteeStatus{}}, {Name: "b", Guarantee: &control.GuaranteeStatus{Infeasible: "it needs 70 %"}},
+	}}
+	if got := strings.Join(nodeLines(&s), "\n"); !strings.Contains(got, "functions need 130 % of the device; not guaranteed: b") {
+		t.Errorf("lines %q", got)
+	}
+	if s.NeedsPercent = 100; OverloadWarning(&s) != "" {
+		t.Errorf("%q at 100 %%", OverloadWarning(&s))
+	}
+}

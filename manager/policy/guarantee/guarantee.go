@@ -3,7 +3,7 @@
 //
 //	Demand    what clients ask of a function: Observe
 //	  need    rate × cost per request × a margin for bursts
-//	Decide    max-min fairness over the needs; what is left is divided equally
+//	Decide    whole needs while they fit, by priority and size; the others divide what is left
 //	Action    guarantee, allowance, level, and whether the objective can be kept
 //
 // A guarantee reserves nothing: processes and drivers enforce it with priorities
@@ -13,6 +13,7 @@
 package guarantee
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -25,9 +26,9 @@ import (
 // function is charged for: the data path, launches, switches between processes.
 const guaranteed = 0.9
 
-// excess times its guarantee is what a function must need to lose a level. The margin
-// keeps levels from changing with the noise of a rate.
-const excess = 1.05
+// hysteresis is by how much the need of a function that is kept may exceed what is left to it. The noise of a rate
+// would otherwise change which functions are kept.
+const hysteresis = 1.1
 
 // headroom times its need is what a function within its guarantee may use at its level. With
 // more, it would run small batches at the expense of lower levels (docs/adr/0022-guarantees.md).
@@ -109,6 +110,10 @@ type Function struct {
 	LongestBatch time.Duration
 	// SharePercent is the guarantee that the operator set, 0 if none.
 	SharePercent float64
+	// Priority says whose need comes first if not all fit: higher goes first.
+	Priority uint8
+	// Kept is what the last decision said of it (Action).
+	Kept bool
 }
 
 // Batch is how many requests share a batch when the device is short: as many as arrive in a
@@ -119,8 +124,8 @@ func Batch(rate float64, objective time.Duration, limit float64) float64 {
 }
 
 // Worker describes a process that serves all its members: one function with the
-// guarantee that the operator set. It has the shortest objective, and the demand of
-// all. A member counts for the cost as much as its requests do. There must be a member.
+// guarantee that the operator set. It has the shortest objective, the highest priority, and the
+// demand of all. A member counts for the cost as much as its requests do. There must be a member.
 func Worker(name string, sharePercent float64, members []Function) Function {
 	w := Function{Name: name, SharePercent: sharePercent, Objective: members[0].Objective}
 	var work, requests, batches float64 // of the members whose costs are known
@@ -128,6 +133,7 @@ func Worker(name string, sharePercent float64, members []Function) Function {
 		f := &members[i]
 		w.Objective = min(w.Objective, f.Objective)
 		w.LongestBatch = max(w.LongestBatch, f.LongestBatch)
+		w.Priority = max(w.Priority, f.Priority)
 		w.Rate += f.Rate
 		if !f.costKnown() {
 			continue
@@ -173,6 +179,8 @@ func burstMargin(batch float64) float64 { return 1.05 + 0.45/math.Sqrt(max(1, ba
 
 // Action is what a function gets.
 type Action struct {
+	// Kept: the guarantee is the function's need, or little less.
+	Kept      bool
 	Need      float64 // part of the device; 0 if not known
 	Guarantee float64 // part of the device
 	Allowance float64 // part of the device that it may use at its level, at least the guarantee
@@ -180,20 +188,16 @@ type Action struct {
 	Saved     time.Duration // device time that the balance may hold
 	// LongestBatch is how long a batch may take; 0: as long as its function likes (CapBatches).
 	LongestBatch time.Duration
-	// Infeasible says why the objective cannot be kept whatever the others do, in a
-	// sentence; empty if it can.
+	// Infeasible says why the objective is not guaranteed, in a sentence; empty if it is.
 	Infeasible string
 }
 
-// overloaded reports whether the function needs more than its guarantee.
-func (a *Action) overloaded() bool { return a.Need > excess*a.Guarantee }
-
 // Decide returns an Action for each function, in the same order. Guarantees that the
-// operator set come first. The other functions divide the rest by max-min fairness: no
-// function gets more than it needs while another lacks something. They divide equally what
-// is left then. A function of unknown cost takes part with an equal part.
+// operator set come first. The others get their whole needs while these fit: first the highest
+// priority, then the smallest need. As many as possible are kept, instead of all being late. Functions
+// that do not fit divide what is left. If all fit, all do. A function of unknown cost needs an equal part.
 //
-// A function that needs more than its guarantee comes after others of its objective: it
+// A function that is not kept comes after others of its objective: it
 // always has work, and would fill the queue of its level.
 func Decide(functions []Function) []Action {
 	actions := make([]Action, len(functions))
@@ -208,15 +212,16 @@ func Decide(functions []Function) []Action {
 		}
 		if f.SharePercent > 0 {
 			a.Guarantee = min(1, f.SharePercent/100)
+			a.Kept = f.claim(a.Need) <= a.Guarantee
 			left -= a.Guarantee
 			continue
 		}
 		open = append(open, i)
 	}
-	divide(max(0, left), open, actions)
+	divide(max(0, left), open, functions, actions)
 	for i := range functions {
 		a := &actions[i]
-		if a.overloaded() && a.Level > budget.MinLevel {
+		if !a.Kept && a.Level > budget.MinLevel {
 			a.Level--
 		}
 	}
@@ -238,7 +243,7 @@ func Decide(functions []Function) []Action {
 // them is no concern here, unless their objectives are shorter than another's. Guarantees that
 // the operator set stay as they are.
 func allow(functions []Function, actions []Action) {
-	within := func(i int) bool { return functions[i].SharePercent == 0 && !actions[i].overloaded() }
+	within := func(i int) bool { return functions[i].SharePercent == 0 && actions[i].Kept }
 	needs, room, lowest := 0.0, guaranteed, budget.MaxLevel
 	for i, a := range actions {
 		if within(i) {
@@ -247,7 +252,7 @@ func allow(functions []Function, actions []Action) {
 		}
 	}
 	for i, a := range actions {
-		if functions[i].SharePercent > 0 || a.overloaded() && a.Level > lowest {
+		if functions[i].SharePercent > 0 || !a.Kept && a.Level > lowest {
 			room -= a.Guarantee
 		}
 	}
@@ -259,23 +264,41 @@ func allow(functions []Function, actions []Action) {
 	}
 }
 
-// divide gives what is left of the device to the open functions. Their actions must have Need.
-func divide(left float64, open []int, actions []Action) {
+// claim is how much of its need must fit for the function to be kept.
+func (f *Function) claim(need float64) float64 {
+	if f.Kept {
+		return need / hysteresis
+	}
+	return need
+}
+
+// divide gives what is left of the device to the open functions. Their actions must have Need. A function joins
+// those that are kept if all their needs fit, and stays if all their claims do.
+func divide(left float64, open []int, functions []Function, actions []Action) {
 	slices.SortStableFunc(open, func(i, j int) int {
-		switch a, b := actions[i].Need, actions[j].Need; {
-		case a < b:
-			return -1
-		case a > b:
-			return 1
-		}
-		return 0
+		f, g := &functions[i], &functions[j]
+		return cmp.Or(cmp.Compare(g.Priority, f.Priority), cmp.Compare(f.claim(actions[i].Need), g.claim(actions[j].Need)))
 	})
-	for n, i := range open {
-		actions[i].Guarantee = min(actions[i].Need, left/float64(len(open)-n))
-		left -= actions[i].Guarantee
+	needs, claims := 0.0, 0.0 // of those that are kept
+	receivers := slices.Clone(open)
+	for _, i := range open {
+		f, a := &functions[i], &actions[i]
+		claim := f.claim(a.Need)
+		if a.Kept = needs+a.Need <= left || f.Kept && claims+claim <= left; a.Kept {
+			needs, claims = needs+a.Need, claims+claim
+		}
+	}
+	receivers = slices.DeleteFunc(receivers, func(i int) bool { return actions[i].Kept })
+	if len(receivers) == 0 {
+		receivers = open
 	}
 	for _, i := range open {
-		actions[i].Guarantee += max(0, left) / float64(len(open))
+		if a := &actions[i]; a.Kept {
+			a.Guarantee = a.Need * left / max(left, needs)
+		}
+	}
+	for _, i := range receivers {
+		actions[i].Guarantee += max(0, left-needs) / float64(len(receivers))
 	}
 }
 
@@ -291,7 +314,8 @@ func earlier(functions []Function, actions []Action, i int) (work time.Duration)
 	return work
 }
 
-// infeasible is the response-time test of function i: it says why the objective cannot be kept, or nothing.
+// infeasible says why the objective of function i cannot be kept, or nothing: it has no more than a part of its need, or
+// fails the response-time test.
 // The sum of three times must not exceed the objective: the function's own batch, the work of equal and
 // higher levels, and the blocking time of lower levels. With MPS a lower level blocks a higher one for as
 // long as its running kernel. That time is not known, so Decide leaves it out (docs/adr/0022-guarantees.md).
@@ -303,6 +327,9 @@ func infeasible(functions []Function, actions []Action, i int, blocking time.Dur
 	own, others := f.batchCost(), earlier(functions, actions, i)
 	if own > f.Objective {
 		return fmt.Sprintf("one batch takes %v, and the objective allows %v", brief(own), brief(f.Objective))
+	}
+	if a := &actions[i]; !a.Kept {
+		return fmt.Sprintf("it needs %.0f %% of the device's time, and its guarantee is %.0f %%", 100*a.Need, 100*a.Guarantee)
 	}
 	if own+blocking+others <= f.Objective {
 		return ""

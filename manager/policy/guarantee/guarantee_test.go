@@ -36,7 +36,12 @@ func TestDecide(t *testing.T) {
 		{"batches", []Function{{Objective: 20 * ms, Rate: 800, Fixed: ms, Cost: ms / 4, Batch: 8}, greedy}, []float64{eights, 0.9 - eights}},
 		{"batches of any size take equally long", []Function{{Objective: 20 * ms, Rate: 800, Fixed: 3 * ms, Batch: 8}, greedy}, []float64{eights, 0.9 - eights}},
 		{"rest is divided equally", []Function{small, busy}, []float64{0.03 + 0.21, 0.45 + 0.21}},
-		{"greedy gets the rest", []Function{small, greedy, busy}, []float64{0.03, 0.435, 0.435}},
+		{"greedy gets the rest", []Function{small, greedy, busy}, []float64{0.03, 0.42, 0.45}},
+		{"as many as possible are kept", []Function{busy, busy, busy}, []float64{0.45, 0.45, 0}},
+		{"the rest of those that do not fit", []Function{busy, greedy, small, greedy}, []float64{0.45, 0.21, 0.03, 0.21}},
+		{"priority before need", []Function{small, {Objective: 100 * ms, Rate: 60, Cost: 10 * ms, Batch: 1, Priority: 1}}, []float64{0, 0.9}},
+		{"priority does not help what exceeds the device", []Function{small, {Objective: 100 * ms, Rate: 100, Cost: 30 * ms, Batch: 1, Priority: 9}}, []float64{0.03, 0.87}},
+		{"a priority that is kept", []Function{small, busy, {Objective: 100 * ms, Rate: 12, Cost: 30 * ms, Batch: 1, Priority: 1}}, []float64{0.03, 0.33, 0.54}},
 		{"two greedy", []Function{greedy, small, greedy}, []float64{0.435, 0.03, 0.435}},
 		{"idle keeps a batch per objective", []Function{idle, greedy}, []float64{0.1, 0.8}},
 		{"unknown takes an equal part", []Function{unknown, greedy}, []float64{0.45, 0.45}},
@@ -141,6 +146,7 @@ func TestDecideBounds(t *testing.T) {
 				Rate:      rapid.Float64Range(0, 1e4).Draw(t, "rate"),
 				Cost:      time.Duration(rapid.Int64Range(0, 1e8).Draw(t, "cost")),
 				Batch:     rapid.Float64Range(0, 64).Draw(t, "batch"),
+				Priority:  rapid.Uint8Range(0, 2).Draw(t, "priority"),
 			}
 		}), 1, 12).Draw(t, "functions")
 		sum, fewest := 0.0, 1.0
@@ -156,15 +162,56 @@ func TestDecideBounds(t *testing.T) {
 			t.Fatalf("the guarantees add up to %v, want %v", sum, guaranteed)
 		}
 		for i, a := range actions {
-			// A function that lacks something has no less than any other, and at least an equal part.
-			for _, b := range actions {
-				if a.Guarantee < a.Need-1e-9 && b.Guarantee > a.Guarantee+1e-9 {
-					t.Fatalf("function %d needs %v and has %v, another has %v", i, a.Need, a.Guarantee, b.Guarantee)
+			if lacks := a.Guarantee < a.Need-1e-9; a.Kept == lacks {
+				t.Fatalf("function %d needs %v and has %v; it is kept: %v", i, a.Need, a.Guarantee, a.Kept)
+			}
+			// Functions of smaller needs are kept first. Functions that are not kept have equal parts.
+			for j, b := range actions {
+				switch f, g := &functions[i], &functions[j]; {
+				case a.Kept:
+				case b.Kept && g.Priority <= f.Priority && b.Need > a.Need:
+					t.Fatalf("function %d needs %v and is not kept, %d needs %v and is", i, a.Need, j, b.Need)
+				case !b.Kept && math.Abs(a.Guarantee-b.Guarantee) > 1e-9:
+					t.Fatalf("functions %d and %d are not kept and have %v and %v", i, j, a.Guarantee, b.Guarantee)
 				}
 			}
-			if a.Guarantee < min(a.Need, guaranteed/float64(len(actions)))-1e-9 {
-				t.Fatalf("function %d needs %v and has %v of %d equal parts", i, a.Need, a.Guarantee, len(actions))
+		}
+	})
+}
+
+// Which functions are kept does not change with the noise of their needs. Among equal priorities none that is kept ceases to
+// be; with priorities, each function that joins makes others cease at most once.
+func TestKeptIsStable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		priorities := rapid.Uint8Range(0, 2).Draw(t, "priorities")
+		functions := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Function {
+			return Function{
+				Objective: 25 * ms, Rate: rapid.Float64Range(1, 500).Draw(t, "rate"), Cost: ms, Batch: 1,
+				Priority: rapid.Uint8Range(0, priorities).Draw(t, "priority"),
 			}
+		}), 1, 8).Draw(t, "functions")
+		noise := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		base := slices.Clone(functions)
+		changes := 0
+		for step := range 50 {
+			for i := range functions {
+				functions[i].Rate = base[i].Rate * (0.99 + 0.02*noise.Float64())
+			}
+			for i, a := range Decide(functions) {
+				f := &functions[i]
+				if step > 0 && f.Kept != a.Kept {
+					changes++
+				}
+				if priorities == 0 && f.Kept && !a.Kept {
+					t.Fatalf("step %d: function %d ceases to be kept at a need of %v", step, i, a.Need)
+				}
+				if f.Kept = a.Kept; a.Kept && a.Guarantee < a.Need/hysteresis-1e-9 {
+					t.Fatalf("function %d is kept at %v, and needs %v", i, a.Guarantee, a.Need)
+				}
+			}
+		}
+		if n := len(functions); changes > n*n {
+			t.Fatalf("%d changes of %d functions", changes, n)
 		}
 	})
 }
@@ -255,6 +302,8 @@ func TestInfeasible(t *testing.T) {
 	quick := Function{Objective: 8 * ms, Rate: 10, Cost: 2 * ms, Batch: 1}
 	light := Function{Objective: 8 * ms, Rate: 10, Cost: ms / 2, Batch: 1}
 	slow := Function{Objective: 200 * ms, Rate: 10, Cost: 40 * ms, Batch: 1}
+	busy := Function{Objective: 100 * ms, Rate: 10, Cost: 30 * ms, Batch: 1}
+	busier := Function{Objective: 100 * ms, Rate: 20, Cost: 30 * ms, Batch: 1}
 	for _, c := range []struct {
 		name      string
 		functions []Function
@@ -265,6 +314,8 @@ func TestInfeasible(t *testing.T) {
 		{"next to equal levels that need little", []Function{light, light, light, light}, ""},
 		{"own batch of any size", []Function{{Objective: 8 * ms, Rate: 1, Fixed: 9 * ms}}, "one batch takes 9ms, and the objective allows 8ms"},
 		{"own batch", []Function{{Objective: 8 * ms, Rate: 1, Cost: 9 * ms}}, "one batch takes 9ms, and the objective allows 8ms"},
+		{"kept", []Function{busy}, ""},
+		{"not kept", []Function{busier, busy}, "it needs 90 % of the device's time, and its guarantee is 45 %"},
 		{"equal levels", []Function{quick, quick, quick, quick}, "earlier batches of equal or shorter objectives"},
 	} {
 		got := Decide(c.functions)[0].Infeasible

@@ -21,7 +21,7 @@ func CapBatches(functions []Function, actions []Action) {
 		}
 	}
 	for i := range functions {
-		if f, a := &functions[i], &actions[i]; a.LongestBatch > 0 && !a.overloaded() {
+		if f, a := &functions[i], &actions[i]; a.LongestBatch > 0 && a.Kept {
 			a.LongestBatch = max(a.LongestBatch, f.batchCost())
 		}
 	}

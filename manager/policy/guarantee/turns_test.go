@@ -20,7 +20,7 @@ func TestCapBatches(t *testing.T) {
 		infeasible string // of the first
 	}{
 		{"none", nil, nil, ""},
-		{"alone", []Function{greedy}, []time.Duration{0}, ""},
+		{"alone", []Function{greedy}, []time.Duration{0}, "it needs 100 % of the device's time, and its guarantee is 90 %"},
 		// quick has 10 ms, of which its own batch takes 1. greedy has 100, less 34 and 10 + 1 of quick.
 		{"a long batch blocks a short objective", []Function{quick, greedy}, []time.Duration{100*ms - 34*ms - 16500*time.Microsecond, 9 * ms}, ""},
 		{"a function within its guarantee keeps its batches", []Function{quick, steady}, []time.Duration{0, 9 * ms}, ""},
@@ -79,7 +79,7 @@ func TestCapBatchesBounds(t *testing.T) {
 				t.Fatalf("function %d: a batch may take %v although it blocks no other", i, a.LongestBatch)
 			case shortest != 0 && a.LongestBatch < shortest/3:
 				t.Fatalf("function %d: a batch may take %v, less than a third of %v", i, a.LongestBatch, shortest)
-			case a.LongestBatch != 0 && !a.overloaded() && a.LongestBatch < f.batchCost():
+			case a.LongestBatch != 0 && a.Kept && a.LongestBatch < f.batchCost():
 				t.Fatalf("function %d: a batch may take %v, and its need assumes %v", i, a.LongestBatch, f.batchCost())
 			}
 			if n := f.Requests(a.LongestBatch); a.LongestBatch > 0 && f.Cost > 0 && n < 1 {

@@ -100,7 +100,7 @@ var sharings = map[string]sharesim.Sharing{
 func simulateRows(groups []sharesim.Summary) []table.Row {
 	rows := []table.Row{{
 		"mixes", "functions within", "below 99 % in time", "of these infeasible", "worst", "all requests within",
-		"goodput, min", "median", "below 0.99",
+		"goodput, device seconds", "of the best division, min", "median", "below 0.99",
 	}}
 	for _, g := range groups {
 		smallest, median, below := g.Ratio()
@@ -112,6 +112,7 @@ func simulateRows(groups []sharesim.Summary) []table.Row {
 		}
 		rows = append(rows, table.Row{
 			g.Group, g.Functions, g.Below, g.Infeasible, fmt.Sprintf("%.2f %%", g.WorstPercent), fmt.Sprintf("%.3f %%", g.InTimePercent),
+			fmt.Sprintf("%.1f", g.GoodputSeconds),
 			ratio(smallest), ratio(median), fmt.Sprintf("%d of %d", below, len(g.Ratios)),
 		})
 	}
