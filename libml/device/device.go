@@ -1,6 +1,6 @@
 // Package device is libml's interface to the device that models run on. A device gathers
 // the fragments of requests from the slabs into one contiguous batch tensor, and fetches
-// a framework's outputs. device/cpu is the default; device/gpu implements the same
+// a framework's outputs. libml/cpu is the default; libml/gpu implements the same
 // interface.
 //
 // A batch takes these steps in one slot:

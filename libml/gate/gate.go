@@ -4,7 +4,7 @@
 //	Account   is it within the guarantee, or demoted? Asked before the loop picks the batch.
 //	Resident  is the model in memory?
 //	Place     is it the function's turn in the lane of its worker?
-//	Entry     is it the process's turn on a GPU without MPS?
+//	Entry     is it the process's turn on the GPU, at the batch's level?
 //
 // Admit asks the last three. It never waits, and holds no lock when it returns. If the batch may not begin, the
 // loop waits with Wait or on its ring. Then it picks and asks again: later requests may be more urgent, and some may be

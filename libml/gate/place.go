@@ -25,7 +25,7 @@ const FirstLead = 100 * time.Microsecond
 // A demoted batch is not queued, and no batch is queued behind a demoted one. Such a batch takes unknown
 // time, and one within the guarantee must not wait for two.
 //
-// mu guards all of it and its members' turns; lanes.mu guards members as well.
+// mu guards all of it and its members' turns; Lanes.mu guards members as well.
 type laneQueue struct {
 	index   int // in its lanes
 	mu      sync.Mutex
@@ -37,7 +37,7 @@ type laneQueue struct {
 	jobs    []lane.Job
 }
 
-// Place is a member's place in its lane. A process that is not in a worker has a nil turn: it may
+// Place is a member's place in its lane. A process that is not in a worker has a nil Place: it may
 // always begin.
 type Place struct {
 	in     *Lanes

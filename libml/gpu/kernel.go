@@ -36,7 +36,7 @@ type slab struct {
 }
 
 // NewKernel loads the kernel for an input. The calling thread must be bound to the
-// context. For an input that device/cpu rejects, the error is the same, cpu.ErrInput.
+// context. For an input that libml/cpu rejects, the error is the same, cpu.ErrInput.
 func NewKernel(context *cuda.Context, in models.Input) (*Kernel, error) {
 	return newKernel(context, in, kernelOf(&in))
 }

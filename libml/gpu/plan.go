@@ -173,7 +173,7 @@ type plan struct {
 	channels   []byte           // of every channel, in the kernel's format
 }
 
-// newPlan makes a plan for an input that device/cpu accepts.
+// newPlan makes a plan for an input that libml/cpu accepts.
 func newPlan(in *models.Input) plan {
 	pixels := in.Height * in.Width
 	p := plan{kernel: kernelOf(in), imageBytes: in.TensorBytes(), wireBytes: in.WireBytes(), channels: make([]byte, in.Channels*channelBytes)}

@@ -72,8 +72,8 @@ func (m *moves) settle(f *flights) (idleNanos int64, settled bool) {
 	return m.idle, true
 }
 
-// startMove makes an ordered move if there is a place for a batch next to the one in flight: slots
-// of different lanes share nothing. If requests are pending and nothing is in flight, one more
+// startMove makes an ordered move if there is a place for a batch next to the one in flight: the old and the new
+// slots share nothing. If requests are pending and nothing is in flight, one more
 // batch begins in the old place first. Next to that batch, the move leaves no gap.
 func (l *Loop) startMove() {
 	// Check before the swap in begin: this runs before every batch.
