@@ -2,58 +2,59 @@ package e2e
 
 import (
 	"fmt"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
-	"github.com/penstock/penstock/internal/testing/wait"
+	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/arrival"
+	pictures "github.com/penstock/penstock/models/picture"
 )
 
-// TestOverload adds a function to a node whose only one needs the whole device: `if add` warns at once, and status and
-// `if list` name the function that is not kept.
+// TestOverload offers a function more than it can answer. It must answer as many requests in
+// time as without the overload, and the client drops the rest. Batches of 8 sleep for 40 ms,
+// so that a busy machine has little effect.
 func TestOverload(t *testing.T) {
-	card := nodetest.Card(t, "digest", small)
+	const (
+		capacity  = 200 // per second
+		objective = 400 * time.Millisecond
+	)
 	nd := start(t, fmt.Sprintf(`
-shares: {interval: 100ms}
+shares: {tune: false}
 functions:
-  - {name: busy, model: %s, port: 0, slo: 100ms, priority: 1, environment: {PENSTOCK_NULL: "busy=20ms,busy_per_image=20ms"}}
-`, card))
-	nodetest.Serving(t, nd, "busy")
-	load := nodetest.Dial(t, nd, "busy", client.Options{})
-	done := make(chan struct{})
-	var sender sync.WaitGroup
-	sender.Go(func() {
-		for i := 0; ; i++ {
-			select {
-			case <-done:
-				return
-			case <-time.After(2 * time.Millisecond):
+  - {name: fn, model: %s, port: 0, slo: %v, environment: {%s: sleep=40ms}}
+`, nodetest.Card(t, "small", small), objective, null.Variable))
+	set, err := pictures.NewLabelled([][]byte{make([]byte, small)}, []int{pictures.NoLabel})
+	must.OK(t, err)
+	offer := func(perSecond float64) loadgen.FunctionReport {
+		t.Helper()
+		report, err := loadgen.Run(t.Context(), loadgen.Spec{Warmup: time.Second, Duration: 3 * time.Second, Seed: 1, Functions: []loadgen.Function{{
+			Name: "fn", Addr: nodetest.Address(t, nd, "fn"), SLO: objective, PerSecond: perSecond,
+			Arrivals: arrival.Process{Shape: arrival.Poisson}, Pictures: set,
+		}}}, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
+		must.OK(t, err)
+		f := report.Functions[0]
+		t.Logf("%.0f/s: %.0f/s in time, p99 %.1f ms, batch %.1f; %d late, %d of them dropped, %d busy, %d incomplete, %d unanswered",
+			perSecond, f.GoodputRPS, f.P99Millis, f.MeanBatch, f.Late, f.Dropped, f.Busy, f.Incomplete, f.Unanswered)
+		return f
+	}
+	for _, times := range []float64{2, 5} {
+		// A machine that becomes busy between the two loads says nothing.
+		for attempt := 1; ; attempt++ {
+			below, f := offer(0.9*capacity), offer(times*capacity)
+			// On a quiet machine nearly all requests are answered in time. If requests waited for
+			// credit as long as they may, none would be.
+			if f.Unanswered == 0 && f.GoodputRPS >= 0.6*below.GoodputRPS {
+				break
 			}
-			_, _ = load.Send(nodetest.Picture(small, i), client.RequestOptions{})
+			if attempt == 4 {
+				t.Errorf("at %v times its capacity, %.0f requests per second are answered in time; below it, %.0f; %d end without an answer: %s; so in %d attempts",
+					times, f.GoodputRPS, below.GoodputRPS, f.Unanswered, f.GaveUp, attempt)
+				break
+			}
 		}
-	})
-	defer sender.Wait()
-	defer close(done)
-	wait.For(t, "busy to need all of the device", func() bool {
-		f, err := nd.Function("busy")
-		return err == nil && f.Guarantee != nil && f.Guarantee.CostMillis > 0 && f.Guarantee.NeedPercent > 90
-	})
-
-	out, err := run(t, nd.Dir, "if", "add", "second", "--model", nodetest.Card(t, "other", small), "--priority", "2")
-	if err != nil || !strings.Contains(out, "warning: overload: functions need 1") || !strings.Contains(out, "not guaranteed: busy") {
-		t.Errorf("if add: %v\n%s", err, out)
-	}
-	s, err := nd.Status()
-	if err != nil || s.NeedsPercent <= 100 {
-		t.Errorf("status: needs %v %%, %v; want over 100", s.NeedsPercent, err)
-	}
-	if n := nodetest.Metric(t, nd, "penstock_needs_ratio"); n <= 1 {
-		t.Errorf("penstock_needs_ratio %v, want over 1", n)
-	}
-	if out, err = run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "overload: functions need 1") {
-		t.Errorf("if list: %v\n%s", err, out)
 	}
 }
