@@ -293,10 +293,6 @@ func (in *instance) hangs(q *pair.Process, now, oldest time.Duration) string {
 	return fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
 }
 
-// movable returns since when a process could move, by runclock.Now. Before it had the ring it was
-// linking, and for its batch sizes the orchestrator has a timeout.
-func (in *instance) movable() time.Duration { return max(in.ringSince, in.batchesSince) }
-
 // holder returns the process that has the ring, or should have it. A process wrote the
 // owner word, so holder believes it only if it names a process that may own the ring.
 func holder(p *pair.Pair, owner uint32) *pair.Process {

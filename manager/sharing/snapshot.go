@@ -53,7 +53,8 @@ type Instance struct {
 	Processes    []Process
 	Active, Last uint32
 	Changing     bool // a process is about to take over
-	// Movable is since when the active process can move to other groups, on the clock of Running.
+	// Movable is since when the active process can move to other groups, on the clock of Running. Before it had
+	// the ring it was linking, and for its batch sizes the orchestrator has a timeout.
 	Movable  time.Duration
 	Report   control.Report // the last one of a process that served
 	Arrivals int            // since the instance was created
