@@ -53,7 +53,7 @@ func TestGPUDemo(t *testing.T) {
 	}
 }
 
-// A node on a GPU whose stream priorities do not hold divides the GPU, and says so.
+// A node on a GPU whose stream priorities do not hold serves with guarantees, and says that functions are unprotected.
 func TestGPUWithoutPriorities(t *testing.T) {
 	turns, err := os.CreateTemp("/dev/shm", "turns-") // the sandbox lets processes write there
 	must.OK(t, err)
@@ -62,22 +62,19 @@ func TestGPUWithoutPriorities(t *testing.T) {
 	must.OK(t, os.Chmod(turns.Name(), 0o666))
 	for _, c := range []struct {
 		name     string
-		shares   string
 		settings []cudafake.Setting
-		policy   string
 		says     string
 	}{
-		{"do not hold", "", []cudafake.Setting{cudafake.Flat}, "gslice", "stream priorities do not hold, policy: gslice"},
-		{"policy is set", "shares: {policy: guarantee}\n", []cudafake.Setting{cudafake.Flat}, "guarantee", "fn: unprotected: stream priorities do not hold"},
-		{"hold", "", nil, "guarantee", "mps"},
+		{"do not hold", []cudafake.Setting{cudafake.Flat}, "fn: unprotected: stream priorities do not hold"},
+		{"hold", nil, "mps"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			settings := append(append(cudafake.Full(turns.Name()), cudafake.Memory(16<<30)), c.settings...)
 			environment := append(withGPU(t, true), cudafake.Env(settings...), "XDG_CACHE_HOME="+t.TempDir())
-			config := fmt.Sprintf("device: cuda\n%sfunctions:\n  - {name: fn, model: %s, port: 0}\n", c.shares, nodetest.Card(t, "digest", small))
+			config := fmt.Sprintf("device: cuda\nfunctions:\n  - {name: fn, model: %s, port: 0}\n", nodetest.Card(t, "digest", small))
 			nd, status := startMeasured(t, config, environment...)
-			if p := status.Device.Priorities; p == nil || p.Hold != (c.settings == nil) || status.Policy != c.policy {
-				t.Errorf("policy %s, priorities %+v; want %s", status.Policy, p, c.policy)
+			if p := status.Device.Priorities; p == nil || p.Hold != (c.settings == nil) || status.Policy != "guarantee" {
+				t.Errorf("policy %s, priorities %+v; want guarantees", status.Policy, p)
 			}
 			list, err := exec.CommandContext(nodetest.Context(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
 			if err != nil || !strings.Contains(string(list), c.says) {
