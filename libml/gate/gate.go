@@ -55,18 +55,24 @@ func (g *Gate) Admit(now int64, batch lane.Job) (ok bool, retryAt int64) {
 		g.Withdraw(now)
 		return false, retryAt
 	case !g.Place.Take(now, batch):
+		g.visit.withdraw()
 		return false, retryAt
 	}
 	ok, again := g.visit.take(now, shm.Rank{Level: g.level(batch.Demoted), Deadline: batch.Deadline})
 	return ok, min(retryAt, again)
 }
 
-// level is the level of a batch.
+// level is the level of a batch. With turns per level it is that of the stream, which a process never raises
+// (Account.BatchLevel).
 func (g *Gate) level(demoted bool) uint32 {
 	if demoted {
 		return uint32(budget.Demoted)
 	}
-	return uint32(max(budget.MinLevel, g.Account.OrderedLevel()))
+	level := g.Account.OrderedLevel()
+	if e := g.visit.of; e != nil && e.PerLevel() {
+		level = min(level, g.Account.level)
+	}
+	return uint32(max(budget.MinLevel, level))
 }
 
 // Wait waits for the process's turn on the GPU, at most until that time. It returns false at once if the batch
@@ -75,6 +81,9 @@ func (g *Gate) Wait(until int64) bool { return g.visit.sleep(until) }
 
 // Joins reports whether a batch may begin next to one of the same process.
 func (g *Gate) Joins(now int64, demoted bool) bool { return g.visit.joins(now, g.level(demoted)) }
+
+// StopWaiting ends the loop's wait for its process's turn, which would otherwise come and not be used.
+func (g *Gate) StopWaiting() { g.visit.withdraw() }
 
 // Withdraw ends the turns of the loop, and its wait for them, without a batch.
 func (g *Gate) Withdraw(now int64) {

@@ -166,7 +166,8 @@ func TestLevels(t *testing.T) {
 	if admit(false) {
 		t.Error("a batch begins in another process's turn of its level")
 	}
-	g.Account.Guaranteed(0, Terms{0.5, 4}, 1)
+	g.Account.level = 4
+	g.Account.Guaranteed(0, Terms{0.5, 5}, 1)
 	if !admit(false) || turns[3].releases != 1 {
 		t.Errorf("at another level the batch begins, and no longer waits for the first one's turn: released %d times", turns[3].releases)
 	}

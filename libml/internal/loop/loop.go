@@ -151,6 +151,7 @@ func (l *Loop) Run() error {
 			return l.abandon(err)
 		}
 	}
+	l.Gate.StopWaiting()
 	l.Ring.Settle()
 	if err := l.Process.DeviceLost(); err != nil {
 		return l.abandon(err)
@@ -326,9 +327,19 @@ func earliestDeadline(batch []batching.Request) int64 {
 // mayBegin reports whether a batch may begin now.
 func (l *Loop) mayBegin() bool {
 	now := shm.Now()
-	if len(l.Queue.Pending) == 0 || l.flights.count > 0 && (now < l.retryAt || !l.Gate.Joins(now, !l.guaranteed(now))) {
+	switch {
+	case l.flights.count == 0:
+		return len(l.Queue.Pending) > 0 && l.queueMayBegin(now)
+	case len(l.Queue.Pending) > 0 && now < l.retryAt:
 		return false
+	case len(l.Queue.Pending) > 0 && l.Gate.Joins(now, !l.guaranteed(now)) && l.queueMayBegin(now):
+		return true
 	}
+	l.Gate.StopWaiting()
+	return false
+}
+
+func (l *Loop) queueMayBegin(now int64) bool {
 	l.Queue.Elsewhere = l.moves.incomplete() // the first batch after the move runs next to the last one before it
 	return l.Queue.MayBegin(now, !l.guaranteed(now))
 }
@@ -397,6 +408,7 @@ func (l *Loop) await() bool {
 			}
 		}
 		if l.mustRelease() {
+			l.Gate.StopWaiting()
 			return true
 		}
 		if l.take(); !l.flights.full() && l.moves.ordered() || l.mayBegin() {

@@ -57,9 +57,26 @@ func TestTurnPerLevel(t *testing.T) {
 	if l.take(); !l.mayBegin() {
 		t.Fatal("a batch of another level may not begin")
 	}
-	if ok, _ := l.admit(); ok {
-		t.Fatal("a batch begins in the turn of another process of its level")
+	stopsWaiting := func(why string, stop func()) {
+		t.Helper()
+		if ok, _ := l.admit(); ok {
+			t.Fatal("a batch begins in the turn of another process of its level")
+		}
+		before := other[3].Awaited()
+		if stop(); !before || other[3].Awaited() {
+			t.Errorf("%s: the loop waits for its turn: %v, then %v; want it to stop", why, before, other[3].Awaited())
+		}
 	}
+	stopsWaiting("the ring must be released", func() {
+		l.Ending.Store(true)
+		l.await()
+		l.Ending.Store(false)
+	})
+	stopsWaiting("the batch is beyond the guarantee now", func() {
+		l.emptyBalance()
+		l.mayBegin()
+		l.refillBalance()
+	})
 	other[3].Release()
 	if begin(); !l.await() {
 		t.Fatal("another batch may begin next to two")
