@@ -31,20 +31,7 @@ functions:
 	nodetest.Serving(t, nd, "idle")
 
 	load := nodetest.Dial(t, nd, "busy", client.Options{})
-	done := make(chan struct{})
-	var sender sync.WaitGroup
-	sender.Go(func() {
-		for i := 0; ; i++ {
-			select {
-			case <-done:
-				return
-			case <-time.After(8 * time.Millisecond):
-			}
-			_, _ = load.Send(nodetest.Picture(small, i), client.RequestOptions{})
-		}
-	})
-	defer sender.Wait()
-	defer close(done)
+	defer sendEvery(8*time.Millisecond, load)()
 	time.Sleep(idle)
 	// A function of unknown cost gets an equal part.
 	wait.For(t, "the idle function to have half of 90 %", func() bool {
@@ -76,5 +63,25 @@ functions:
 	t.Logf("%d of %d requests late after the return, goal %d", late, n, goal)
 	if got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("%s; want every request answered, and right", got)
+	}
+}
+
+// sendEvery sends requests until stop is called, whatever becomes of them.
+func sendEvery(interval time.Duration, load *client.Client) (stop func()) {
+	done := make(chan struct{})
+	var sender sync.WaitGroup
+	sender.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			case <-time.After(interval):
+			}
+			_, _ = load.Send(nodetest.Picture(small, i), client.RequestOptions{})
+		}
+	})
+	return func() {
+		close(done)
+		sender.Wait()
 	}
 }

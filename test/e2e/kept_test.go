@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,20 +22,7 @@ functions:
 `, card))
 	nodetest.Serving(t, nd, "busy")
 	load := nodetest.Dial(t, nd, "busy", client.Options{})
-	done := make(chan struct{})
-	var sender sync.WaitGroup
-	sender.Go(func() {
-		for i := 0; ; i++ {
-			select {
-			case <-done:
-				return
-			case <-time.After(2 * time.Millisecond):
-			}
-			_, _ = load.Send(nodetest.Picture(small, i), client.RequestOptions{})
-		}
-	})
-	defer sender.Wait()
-	defer close(done)
+	defer sendEvery(2*time.Millisecond, load)()
 	wait.For(t, "busy to need all of the device", func() bool {
 		f, err := nd.Function("busy")
 		return err == nil && f.Guarantee != nil && f.Guarantee.CostMillis > 0 && f.Guarantee.NeedPercent > 90
