@@ -34,7 +34,7 @@ func DeviceBuffer(address uintptr, bytes int) Buffer {
 // OnDevice reports whether the buffer is in device memory.
 func (b Buffer) OnDevice() bool { return b.onDevice }
 
-// Address is where the buffer begins. In host memory it may be an address of Go's heap, which C code may
+// Address is the address of the first byte. In host memory it may be an address of Go's heap, which C code may
 // keep only while it is pinned (runtime.Pinner).
 func (b Buffer) Address() uintptr {
 	if b.onDevice {

@@ -122,7 +122,7 @@ func TestGuaranteeUseWithinBatch(t *testing.T) {
 	}
 }
 
-// All members of a worker have its guarantee. On a GPU each has the level of its own objective.
+// All members of a worker have its guarantee. On a GPU each has the level of its objective.
 func TestWorkerGuarantee(t *testing.T) {
 	gpu := &control.Observed{Mechanism: MechanismMPS, Device: &control.ObservedDevice{UUID: "GPU-1", SMs: 128}}
 	for device, c := range map[string]struct {

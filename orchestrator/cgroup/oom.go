@@ -69,8 +69,8 @@ type OOMKills struct {
 	claimed map[string]uint64 // key: the group's file; value: the count up to which kills are attributed
 }
 
-// Claim looks for the OOM kill that ended a process of the group. It returns where the kernel counted the kill; empty
-// if there is none.
+// Claim looks for the OOM kill that ended a process of the group. It returns the place in which the kernel counted the kill;
+// empty if there is none.
 func (o *OOMKills) Claim(c Counters) string {
 	now, err := c.count()
 	if err != nil {

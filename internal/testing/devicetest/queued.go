@@ -88,7 +88,7 @@ type queuedSlot struct {
 	refused   []bool
 }
 
-// streamSet has a slot's streams by level: one of its own and, if the slot was prioritized, one for
+// streamSet has a slot's streams by level: one of the slot's level and, if the slot was prioritized, one for
 // demoted batches. Choose makes further streams.
 type streamSet struct {
 	level   budget.Level

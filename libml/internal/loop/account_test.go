@@ -194,7 +194,7 @@ func TestAccountOverload(t *testing.T) {
 		h.Publish(slot, picture, nil)
 	}
 	began := shm.Now()
-	// What the balance can earn between two passes is limited: the rest of a long delay is lost.
+	// The balance earns a limited time between two passes: the rest of a long delay is lost.
 	const maxEarned = cost * 100 / percent
 	earned, last := time.Duration(0), began
 	f := h.framework.(*functiontest.Fake)

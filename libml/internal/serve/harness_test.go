@@ -242,7 +242,7 @@ func (c *child) await(state control.State) control.Notice {
 	return c.awaitNotice(string(state), func(n control.Notice) bool { return n.State == state })
 }
 
-// awaitNotice waits for the first notice that has what is wanted, and returns it.
+// awaitNotice waits for the first notice for which has returns true.
 func (c *child) awaitNotice(want string, has func(control.Notice) bool) control.Notice {
 	c.t.Helper()
 	limit := time.After(functiontest.Patience)
