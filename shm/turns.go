@@ -118,9 +118,9 @@ func (w *turnWords) wait(entry int) { w.waiting[entry/64].Or(1 << (entry % 64)) 
 
 func (w *turnWords) stopWaiting(entry int) { w.waiting[entry/64].And(^uint64(1 << (entry % 64))) }
 
-// best returns the first of the waiting entries other than one.
-func (w *turnWords) best(other int) int {
-	best, first := freeTurn, Rank{}
+// best returns the first of the waiting entries other than one, and its rank.
+func (w *turnWords) best(other int) (best int, first Rank) {
+	best = freeTurn
 	for i := range w.waiting {
 		for set := w.waiting[i].Load(); set != 0; set &= set - 1 {
 			entry := 64*i + bits.TrailingZeros64(set)
@@ -134,14 +134,14 @@ func (w *turnWords) best(other int) int {
 			}
 		}
 	}
-	return best
+	return best, first
 }
 
 // pass gives the turn to the first waiting entry, or frees it. from is the owner word that the caller
 // read. If it has changed since, the turn is not the caller's to pass on.
 func (w *turnWords) pass(from uint64) {
 	for range 2 * TurnEntries { // a peer could keep an endless loop busy
-		next := w.best(freeTurn)
+		next, _ := w.best(freeTurn)
 		if next == freeTurn && turnOwner(from) == freeTurn {
 			return
 		}
@@ -247,8 +247,9 @@ func (w *watchedTurns) watch(now int64, inUse *[TurnEntries]bool) (entry int, ov
 	word := w.owner.Load()
 	entry = turnOwner(word)
 	used := entry >= 0 && entry < TurnEntries && inUse[entry]
+	waiting, _ := w.best(entry)
 	switch {
-	case w.best(entry) == freeTurn:
+	case waiting == freeTurn:
 		w.since = 0
 		return entry, false
 	case w.since == 0 || word != w.stuck:
@@ -326,16 +327,21 @@ func (t *Turn) Ask(r Rank) (ok bool, bell uint32) {
 	if t.takeFree() {
 		return true, 0
 	}
-	e := &t.words.entries[t.entry]
-	e.level.Store(r.Level)
-	e.deadline.Store(r.Deadline)
-	t.words.wait(t.entry)
-	bell = e.bell.Load()
+	t.wait(r)
+	bell = t.words.entries[t.entry].bell.Load()
 	if turnOwner(t.words.owner.Load()) == t.entry {
 		t.occupy(Now())
 		return true, 0
 	}
 	return t.takeFree(), bell
+}
+
+// wait makes the process wait with a batch of that rank.
+func (t *Turn) wait(r Rank) {
+	e := &t.words.entries[t.entry]
+	e.level.Store(r.Level)
+	e.deadline.Store(r.Deadline)
+	t.words.wait(t.entry)
 }
 
 // Sleep waits until the process that asked may have the turn, at most until a time of Now, and not for long. Any
@@ -375,7 +381,25 @@ func (t *Turn) Alone(now int64) bool {
 }
 
 // Awaited reports whether another process waits.
-func (t *Turn) Awaited() bool { return t.words.best(t.entry) != freeTurn }
+func (t *Turn) Awaited() bool {
+	other, _ := t.words.best(t.entry)
+	return other != freeTurn
+}
+
+// First reports whether no batch of another process that waits goes before one of that rank.
+func (t *Turn) First(r Rank) bool {
+	other, first := t.words.best(t.entry)
+	return other == freeTurn || !first.Before(r)
+}
+
+// Pass ends a batch of a process that waits with another one, of that rank. If that one goes first, the process
+// keeps the turn: it calls Ask, or Release.
+func (t *Turn) Pass(r Rank) {
+	t.wait(r)
+	if word := t.words.owner.Load(); turnOwner(word) == t.entry {
+		t.words.pass(word)
+	}
+}
 
 // Release ends the process's turn, or its wait for one.
 func (t *Turn) Release() { t.words.leave(t.entry) }

@@ -352,6 +352,43 @@ func TestTurnHostile(t *testing.T) {
 	}
 }
 
+// A process keeps the turn for its next batch if that goes before those of others. Otherwise it waits.
+func TestTurnPass(t *testing.T) {
+	_, p := takers(t, 2)
+	if ok, _ := p[0].Ask(Rank{3, 1}); !ok {
+		t.Fatal("the free turn is refused")
+	}
+	p[1].Ask(Rank{3, 10})
+	for _, c := range []struct {
+		rank  Rank
+		first bool
+	}{{Rank{3, 9}, true}, {Rank{3, 10}, true}, {Rank{4, 11}, true}, {Rank{3, 11}, false}, {Rank{2, 1}, false}} {
+		if p[0].First(c.rank) != c.first {
+			t.Errorf("First(%v) is %v", c.rank, !c.first)
+		}
+	}
+	p[0].Pass(Rank{3, 9})
+	if ok, _ := p[1].Ask(Rank{3, 10}); ok {
+		t.Fatal("the turn passed to a later batch")
+	}
+	if ok, _ := p[0].Ask(Rank{3, 9}); !ok {
+		t.Fatal("the process did not keep the turn for its earlier batch")
+	}
+	p[0].Pass(Rank{3, 11})
+	if ok, _ := p[0].Ask(Rank{3, 11}); ok {
+		t.Fatal("the process kept the turn for a later batch")
+	}
+	if ok, _ := p[1].Ask(Rank{3, 10}); !ok {
+		t.Fatal("the turn did not pass to the earlier batch")
+	}
+	if p[1].Release(); !p[1].Awaited() {
+		t.Fatal("the process that passed the turn on does not wait")
+	}
+	if ok, _ := p[0].Ask(Rank{3, 11}); !ok {
+		t.Fatal("the turn did not come back")
+	}
+}
+
 func TestTurnAlone(t *testing.T) {
 	_, p := takers(t, 2)
 	if p[0].Alone(math.MaxInt64) {

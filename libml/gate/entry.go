@@ -17,12 +17,14 @@ type turn interface {
 	Sleep(bell uint32, until int64)
 	Alone(now int64) bool
 	Awaited() bool
+	First(r shm.Rank) bool
+	Pass(r shm.Rank)
 	Release()
 }
 
 // Entry is a process's place among those that share a GPU (shm.Turns). The batches of a level run one after the
 // other, over all processes, in the order of their deadlines. A process has the turn of a level while its batch
-// runs, from the gather to the outputs. Another batch of the process joins it only if no other process waits.
+// runs, from the gather to the outputs. Another batch of the process joins it only if no batch of another process goes before.
 // All members of a worker share one Entry. Any goroutine may call the methods.
 type Entry struct {
 	number int
@@ -69,11 +71,12 @@ func (e *Entry) Close() {
 // of returns the turns of batches of a level.
 func (e *Entry) of(of uint32) *level { return e.levels[min(int(of), len(e.levels)-1)] }
 
-// joins reports whether a batch may begin next to one of the same process that has the turn: if no other process waits.
-// Without priorities one that comes would wait for both, whatever its level, so none must have had a turn lately.
-func (e *Entry) joins(l *level, now int64) bool {
+// joins reports whether a batch may begin next to one of the same process that has the turn: if no batch of another
+// process goes before. Without priorities one that comes would wait for both, whatever its level, so none must have had a
+// turn lately.
+func (e *Entry) joins(l *level, now int64, rank shm.Rank) bool {
 	if e.PerLevel() {
-		return !l.turn.Awaited()
+		return l.turn.First(rank)
 	}
 	return l.turn.Alone(now)
 }
@@ -115,7 +118,7 @@ func (v *visit) take(now int64, rank shm.Rank) (ok bool, retryAt int64) {
 	}
 	v.asked = nil
 	switch {
-	case l.running > 0 && !e.joins(l, now):
+	case l.running > 0 && !e.joins(l, now, rank):
 		return false, now + int64(memberWait)
 	case l.running == 0:
 		if ok, v.bell = l.turn.Ask(v.wait(l, rank)); !ok {
@@ -148,12 +151,18 @@ func (v *visit) wait(l *level, rank shm.Rank) shm.Rank {
 		v.waits = l
 		l.waiting = append(l.waiting, v)
 	}
-	for _, other := range l.waiting {
-		if other.rank.Before(rank) {
-			rank = other.rank
+	return l.first()
+}
+
+// first is the rank of the first batch of the process that waits. There must be one.
+func (l *level) first() shm.Rank {
+	first := l.waiting[0].rank
+	for _, v := range l.waiting[1:] {
+		if v.rank.Before(first) {
+			first = v.rank
 		}
 	}
-	return rank
+	return first
 }
 
 // leave takes the loop from those that wait.
@@ -167,20 +176,19 @@ func (v *visit) leave() {
 // stopWaiting ends the loop's wait. The process waits on for its other loops.
 func (v *visit) stopWaiting() {
 	l := v.waits
-	if v.leave(); len(l.waiting) == 0 {
-		l.release()
-	}
+	v.leave()
+	l.release()
 }
 
-// joins reports whether a batch of a level may begin next to those of the same process.
-func (v *visit) joins(now int64, of uint32) bool {
+// joins reports whether a batch may begin next to those of the same process.
+func (v *visit) joins(now int64, rank shm.Rank) bool {
 	if v.of == nil {
 		return true
 	}
 	v.of.mu.Lock()
 	defer v.of.mu.Unlock()
-	l := v.of.of(of)
-	return l.running == 0 || v.of.joins(l, now)
+	l := v.of.of(rank.Level)
+	return l.running == 0 || v.of.joins(l, now, rank)
 }
 
 // withdraw ends the loop's wait, if it waits.
@@ -207,20 +215,29 @@ func (v *visit) hold() held {
 	return h
 }
 
-// pass ends the batch's part in the turn. Loops of the process that wait ask again.
-func (h *held) pass() {
-	if h.level == nil {
+// pass ends the batch's part in the turn. next is the loop's next batch; if it goes before those of other processes, the
+// process keeps the turn for it.
+func (h *held) pass(v *visit, next *shm.Rank) {
+	l := h.level
+	if l == nil {
 		return
 	}
 	h.of.mu.Lock()
 	defer h.of.mu.Unlock()
-	h.level.running--
-	h.level.release()
+	l.running--
+	if next != nil && h.of.of(next.Level) == l && (v.waits == nil || v.waits == l) {
+		v.wait(l, *next)
+	}
+	l.release()
 }
 
-// release gives up the turn if no batch of the process runs.
+// release gives up the turn if no batch of the process runs. The process waits on with its other batches.
 func (l *level) release() {
-	if l.running == 0 {
+	switch {
+	case l.running > 0:
+	case len(l.waiting) > 0:
+		l.turn.Pass(l.first())
+	default:
 		l.turn.Release()
 	}
 }

@@ -58,8 +58,13 @@ func (g *Gate) Admit(now int64, batch lane.Job) (ok bool, retryAt int64) {
 		g.visit.withdraw()
 		return false, retryAt
 	}
-	ok, again := g.visit.take(now, shm.Rank{Level: g.level(batch.Demoted), Deadline: batch.Deadline})
+	ok, again := g.visit.take(now, g.Rank(batch.Demoted, batch.Deadline))
 	return ok, min(retryAt, again)
+}
+
+// Rank is the rank of a batch with that earliest deadline.
+func (g *Gate) Rank(demoted bool, deadline int64) shm.Rank {
+	return shm.Rank{Level: g.level(demoted), Deadline: deadline}
 }
 
 // level is the level of a batch. With turns per level it is that of the stream, which a process never raises
@@ -80,7 +85,7 @@ func (g *Gate) level(demoted bool) uint32 {
 func (g *Gate) Wait(until int64) bool { return g.visit.sleep(until) }
 
 // Joins reports whether a batch may begin next to one of the same process.
-func (g *Gate) Joins(now int64, demoted bool) bool { return g.visit.joins(now, g.level(demoted)) }
+func (g *Gate) Joins(now int64, next shm.Rank) bool { return g.visit.joins(now, next) }
 
 // StopWaiting ends the loop's wait for its process's turn, which would otherwise come and not be used.
 func (g *Gate) StopWaiting() { g.visit.withdraw() }
@@ -106,12 +111,13 @@ func (g *Gate) Begin(now int64, slot int, batch batching.Choice) (b Begun) {
 	return b
 }
 
-// End lets other batches begin after one that has ended on the device. It returns since when no other batch of the lane
+// End lets other batches begin after one that has ended on the device. next is the rank of the loop's next batch, nil if
+// no request waits. The caller then calls Admit, or StopWaiting. End returns since when no other batch of the lane
 // ran; 0 if the end of the batch before was not noticed yet.
-func (g *Gate) End(now int64, b *Begun) (began int64) {
+func (g *Gate) End(now int64, b *Begun, next *shm.Rank) (began int64) {
 	if b.busy {
 		g.Busy.End()
 	}
-	b.turn.pass() // before the lane's turn, whose next member needs it
+	b.turn.pass(&g.visit, next) // before the lane's turn, whose next member needs it
 	return g.Place.End(now)
 }

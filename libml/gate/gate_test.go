@@ -15,7 +15,7 @@ import (
 // fakeTurn is the turn of a process next to others. The test sets free, alone and awaited.
 type fakeTurn struct {
 	free, alone, awaited bool
-	asked                []shm.Rank
+	asked, passed        []shm.Rank
 	releases             int
 	sleep                chan struct{} // closed: no sleep
 }
@@ -27,6 +27,8 @@ func (f *fakeTurn) Ask(r shm.Rank) (bool, uint32) {
 func (f *fakeTurn) Sleep(uint32, int64) { <-f.sleep }
 func (f *fakeTurn) Alone(int64) bool    { return f.alone }
 func (f *fakeTurn) Awaited() bool       { return f.awaited }
+func (f *fakeTurn) First(shm.Rank) bool { return !f.awaited }
+func (f *fakeTurn) Pass(r shm.Rank)     { f.passed = append(f.passed, r) }
 func (f *fakeTurn) Release()            { f.releases++ }
 
 // newEntry returns the entry of a process that has one turn for all levels.
@@ -131,7 +133,7 @@ func TestWait(t *testing.T) {
 		t.Error("a batch in its turn does not begin")
 	}
 	begun := a.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1})
-	a.End(0, &begun)
+	a.End(0, &begun, nil)
 	if f.releases != 1 {
 		t.Errorf("the turn was given up %d times, want once", f.releases)
 	}
@@ -155,11 +157,11 @@ func TestLevels(t *testing.T) {
 	}
 	demoted := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: true})
 	turns[0].awaited = true
-	if g.Joins(0, true) || !g.Joins(0, false) {
+	if g.Joins(0, g.Rank(true, 0)) || !g.Joins(0, g.Rank(false, 0)) {
 		t.Error("next to a demoted batch that others wait for only one of another level may begin")
 	}
 	turns[0].awaited = false
-	if !g.Joins(0, true) {
+	if !g.Joins(0, g.Rank(true, 0)) {
 		t.Error("no second demoted batch may begin although no other process waits")
 	}
 	turns[3].free = false
@@ -172,11 +174,15 @@ func TestLevels(t *testing.T) {
 		t.Errorf("at another level the batch begins, and no longer waits for the first one's turn: released %d times", turns[3].releases)
 	}
 	guaranteed := g.Begin(0, 1, batching.Choice{Batch: 1, Padded: 1})
-	if g.End(0, &guaranteed); turns[4].releases != 1 || turns[0].releases != 0 {
+	if g.End(0, &guaranteed, nil); turns[4].releases != 1 || turns[0].releases != 0 {
 		t.Errorf("after the batch of level 4 turns were released %d and %d times, want once and never", turns[4].releases, turns[0].releases)
 	}
-	if g.End(0, &demoted); turns[0].releases != 1 {
-		t.Error("the demoted batch keeps its turn")
+	next := g.Rank(true, 5)
+	if g.End(0, &demoted, &next); turns[0].releases != 0 || !slices.Equal(turns[0].passed, []shm.Rank{next}) {
+		t.Errorf("the turn was not passed to the first of this and the next batch: %+v", turns[0])
+	}
+	if g.StopWaiting(); turns[0].releases != 1 {
+		t.Error("the loop keeps the turn for a batch that does not come")
 	}
 }
 
@@ -195,15 +201,15 @@ func TestMembers(t *testing.T) {
 	if ok, _ := a.take(0, shm.Rank{Level: 4}); !ok {
 		t.Fatal("no turn")
 	}
-	if ok, _ := b.take(0, shm.Rank{Level: 1}); ok || b.joins(0, 1) {
+	if ok, _ := b.take(0, shm.Rank{Level: 1}); ok || b.joins(0, shm.Rank{Level: 1}) {
 		t.Error("two members have a turn next to another process")
 	}
-	if b.withdraw(); f.releases != 0 {
-		t.Error("a member that withdrew ended the turn of another")
-	}
 	held := a.hold()
-	if held.pass(); f.releases != 1 {
-		t.Error("the last member to end did not pass on the turn")
+	if held.pass(a, nil); f.releases != 0 || !slices.Equal(f.passed, []shm.Rank{{Level: 1}}) {
+		t.Errorf("the process no longer waits for the turn of the other member: %+v", f)
+	}
+	if b.withdraw(); f.releases != 1 {
+		t.Error("no member waits, and the process does")
 	}
 }
 
@@ -215,7 +221,7 @@ func TestAdmitAllocations(t *testing.T) {
 			t.Fatal("not admitted")
 		}
 		begun := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1})
-		g.End(1, &begun)
+		g.End(1, &begun, nil)
 		g.Account.End(1, false, 0, 1)
 	}); n > 0 {
 		t.Errorf("a batch allocates %v times", n)

@@ -129,10 +129,10 @@ func (d *device) next() int64 {
 	return d.at + max(1, int64(math.Ceil(soonest)))
 }
 
-// runs reports whether a batch has the turn of a level. Those of f do not count if it may join them.
-func (d *device) runs(level budget.Level, f *function, joins bool) bool {
+// runs reports whether a batch of another function has the turn of a level.
+func (d *device) runs(level budget.Level, f *function) bool {
 	return slices.ContainsFunc(d.batches, func(b *batch) bool {
-		return d.sharing == Turns || b.level == level && !(joins && b.of == f)
+		return d.sharing == Turns || b.level == level && b.of != f
 	})
 }
 

@@ -35,7 +35,6 @@ type function struct {
 	serves  bool
 	queue   *batching.Queue
 	flights []*batch // in the order of queue.Running
-	ready   bool     // a batch of that rank may begin in its turn
 	rank    shm.Rank
 	slot    uint32
 
@@ -170,25 +169,23 @@ func (f *function) answer(r batching.Request, at int64) {
 	}
 }
 
-// takeTurns begins the batches that go first: one of each level that runs none, and another of the same function while
-// no other function waits for the level. If batches use the whole device, all levels have one turn.
+// takeTurns begins the batches that go first: one of each level that runs none, or only one of the same function. If batches use the whole device, all levels have one turn.
 func takeTurns(functions []*function, now int64) {
 	for {
 		var best *function
-		var first shm.Rank
-		var waiting [budget.MaxLevel + 1]int
+		var ranks [budget.MaxLevel + 1]*function // the first of each level
 		for _, f := range functions {
-			if f.ready = f.mayBegin(now); f.ready {
-				f.rank = f.rankNow(now)
-				waiting[f.rank.Level]++
-			}
-		}
-		for _, f := range functions {
-			if !f.ready || f.device.runs(budget.Level(f.rank.Level), f, waiting[f.rank.Level] == 1) {
+			if !f.mayBegin(now) {
 				continue
 			}
-			if best == nil || f.rank.Before(first) {
-				best, first = f, f.rank
+			f.rank = f.rankNow(now)
+			if of := &ranks[f.rank.Level]; *of == nil || f.rank.Before((*of).rank) {
+				*of = f
+			}
+		}
+		for _, f := range ranks {
+			if f != nil && !f.device.runs(budget.Level(f.rank.Level), f) && (best == nil || f.rank.Before(best.rank)) {
+				best = f
 			}
 		}
 		if best == nil {

@@ -196,7 +196,7 @@ func (l *Loop) finish() error {
 			l.Queue.LearnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	if began := l.Gate.End(inferred, &f.Begun); f.followed {
+	if began := l.Gate.End(inferred, &f.Begun, l.next(inferred)); f.followed {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}

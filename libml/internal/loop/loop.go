@@ -50,6 +50,7 @@ type Loop struct {
 
 	pause     time.Duration // that the share requires after the last batch
 	retryAt   int64         // when a batch that was not admitted next to one in flight asks again
+	nextRank  shm.Rank      // next returns its address
 	acquired  int64         // when this process got the ring
 	served    bool          // a batch has begun
 	announced bool
@@ -332,11 +333,21 @@ func (l *Loop) mayBegin() bool {
 		return len(l.Queue.Pending) > 0 && l.queueMayBegin(now)
 	case len(l.Queue.Pending) > 0 && now < l.retryAt:
 		return false
-	case len(l.Queue.Pending) > 0 && l.Gate.Joins(now, !l.guaranteed(now)) && l.queueMayBegin(now):
+	}
+	if next := l.next(now); next != nil && l.Gate.Joins(now, *next) && l.queueMayBegin(now) {
 		return true
 	}
 	l.Gate.StopWaiting()
 	return false
+}
+
+// next is the rank of the next batch, nil if no request is pending.
+func (l *Loop) next(now int64) *shm.Rank {
+	if len(l.Queue.Pending) == 0 {
+		return nil
+	}
+	l.nextRank = l.Gate.Rank(!l.guaranteed(now), earliestDeadline(l.Queue.Pending))
+	return &l.nextRank
 }
 
 func (l *Loop) queueMayBegin(now int64) bool {
@@ -364,6 +375,7 @@ func (l *Loop) extend() error {
 	if larger == nil || l.flights.full() {
 		return nil
 	}
+	l.Gate.StopWaiting() // this takes time
 	compared, err := l.Process.CompareNext(l.flights.free(), larger.Ladder())
 	if err != nil {
 		return err
@@ -460,7 +472,7 @@ func (l *Loop) abandon(why error) error {
 		f := l.flights.oldest()
 		f.err = why
 		now := shm.Now()
-		l.Gate.End(now, &f.Begun)
+		l.Gate.End(now, &f.Begun, nil)
 		l.complete(f, now)
 	}
 	l.Ring.Release()

@@ -25,10 +25,11 @@ func (l *Loop) conduct() error {
 	}
 	defer func() { l.Ring.Watch(!r.Resident()) }()
 	order, ok := r.Observe(now, w)
-	switch {
-	case !ok:
+	if !ok {
 		return nil
-	case order == residency.Load:
+	}
+	l.Gate.StopWaiting() // this takes time
+	if order == residency.Load {
 		return l.Process.LoadModel()
 	}
 	return l.Process.EvictModel()

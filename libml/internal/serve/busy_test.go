@@ -130,7 +130,7 @@ func TestBusyDemoted(t *testing.T) {
 		if word := h.busyWord(); (word != 0) == demoted {
 			t.Errorf("demoted %v: the busy word is %#x", demoted, word)
 		}
-		if g.End(now, &begun); h.busyWord() != 0 {
+		if g.End(now, &begun, nil); h.busyWord() != 0 {
 			t.Errorf("the busy word is %#x after the batch", h.busyWord())
 		}
 	}
