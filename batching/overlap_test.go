@@ -227,7 +227,7 @@ func (p *pipeline) begin() {
 		p.overlap = Overlap{}
 	}
 	for p.now >= p.free && p.MayBegin(int64(p.now), false) {
-		c, late := p.Pick(int64(p.now), false, Refill{})
+		c, late := p.Pick(int64(p.now), false, 0)
 		if p.late += len(late); c.Batch == 0 {
 			continue
 		}

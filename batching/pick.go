@@ -71,69 +71,6 @@ func (r *Rule) Pick(s State, pending []Request, now int64, demoted bool, expecte
 	return batch, late
 }
 
-// Refill tells when batches within a guarantee can begin: the next one Wait from now, and then
-// one per Every. Wait is negative if none can.
-type Refill struct{ Wait, Every time.Duration }
-
-// at returns when the next batch within the guarantee can begin; math.MaxInt64 if none can.
-func (r Refill) at(now int64) int64 {
-	if r.Wait < 0 || int64(r.Wait) > math.MaxInt64-now {
-		return math.MaxInt64
-	}
-	return now + int64(r.Wait)
-}
-
-// Reserve chooses the pending requests that wait for batches within the guarantee instead of a
-// demoted batch now. It reorders pending in place; pending[:reserved] wait.
-//
-//   - No request waits if a demoted batch is predicted to end early enough. That is no later
-//     than the next guaranteed batch, or within half the time that its most urgent request has
-//     left.
-//   - Otherwise the requests wait that guaranteed batches of Size requests will answer in time.
-//
-// So a function that exceeds its guarantee uses an idle device at once. On a busy device only
-// those requests are demoted that the guarantee cannot serve in time: the latest ones, which
-// have the most time left. Reserve allocates nothing.
-func (r *Rule) Reserve(s State, pending []Request, now int64, refill Refill, expected func(n int) time.Duration) (reserved int) {
-	size := r.Size(s)
-	takes := expected(min(size, len(pending)))
-	if refill.Wait < 0 || refill.Wait > r.cfg.SLO || r.cfg.RunLate {
-		return 0
-	}
-	demoted := stretched(takes, s.stretchAt(now))
-	if demoted <= refill.Wait+takes || now+2*int64(demoted) <= earliest(pending) {
-		return 0
-	}
-	slices.SortFunc(pending, byPriority)
-	end := now + int64(refill.Wait+takes)
-	for i := range pending {
-		if pending[i].Deadline < end {
-			continue
-		}
-		pending[reserved], pending[i] = pending[i], pending[reserved]
-		if reserved++; reserved%size == 0 {
-			end += int64(refill.Every)
-		}
-	}
-	return reserved
-}
-
-// earliest returns the first deadline.
-func earliest(pending []Request) int64 {
-	first := int64(math.MaxInt64)
-	for i := range pending {
-		first = min(first, pending[i].Deadline)
-	}
-	return first
-}
-
-// stretchAt is the stretch that Reserve uses. It halves every few seconds without a demoted
-// batch, so that some time after the device was busy a demoted batch is tried again.
-func (s State) stretchAt(now int64) float64 {
-	const half = 5 * time.Second
-	return 1 + (s.stretch-1)*math.Exp2(-float64(max(0, now-s.demoted))/float64(half))
-}
-
 func stretched(takes time.Duration, stretch float64) time.Duration {
 	return time.Duration(min(float64(takes)*stretch, math.MaxInt64/4))
 }

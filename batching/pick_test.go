@@ -212,69 +212,6 @@ func TestPickDemoted(t *testing.T) {
 	}
 }
 
-// Requests wait for the guarantee if a demoted batch would take longer and the guarantee can
-// serve them in time.
-func TestReserve(t *testing.T) {
-	const slo = 1000
-	r := newRule(t, SLAB, Config{SLO: slo, Ladder: []int{1, 2}})
-	pending := func(deadlines ...int64) (all []Request) {
-		for i, d := range deadlines {
-			all = append(all, Request{Slot: uint32(i), Deadline: d})
-		}
-		return all
-	}
-	slow := r.Start()
-	slow.Limit, slow.stretch = 2, 5
-	fast := slow
-	fast.stretch = 1
-	between := slow
-	between.stretch = 2
-	for _, c := range []struct {
-		name     string
-		state    State
-		pending  []Request
-		refill   Refill
-		reserved []uint32
-	}{
-		{"nothing", slow, nil, Refill{100, 300}, nil},
-		{"demoted is as fast", fast, pending(900, 900), Refill{100, 300}, nil},
-		{"demoted is faster than to wait", between, pending(900, 900), Refill{130, 300}, nil},
-		{"demoted is slower than to wait", between, pending(900, 479), Refill{110, 300}, []uint32{0, 1}},
-		{"demoted has time to spare", between, pending(900, 480), Refill{110, 300}, nil},
-		{"one batch in time", slow, pending(900, 800), Refill{100, 300}, []uint32{0, 1}},
-		{"the second batch is late", slow, pending(500, 500, 500, 501), Refill{100, 300}, []uint32{0, 1}},
-		{"the second batch is in time", slow, pending(500, 500, 520, 519), Refill{100, 300}, []uint32{0, 1, 2}},
-		{"too early for the guarantee", slow, pending(219, 220), Refill{100, 300}, []uint32{1}},
-		{"no guarantee", slow, pending(900, 900), Refill{Wait: -1}, nil},
-		{"after the objective", slow, pending(9000, 9000), Refill{slo + 1, 300}, nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			all := slots(c.pending)
-			slices.Sort(all)
-			n := r.Reserve(c.state, c.pending, 0, c.refill, each)
-			got := slots(c.pending[:n])
-			slices.Sort(got)
-			if !slices.Equal(got, c.reserved) {
-				t.Errorf("reserved %v, want %v", got, c.reserved)
-			}
-			rest := slots(c.pending)
-			if slices.Sort(rest); !slices.Equal(rest, all) {
-				t.Errorf("requests %v became %v", all, rest)
-			}
-		})
-	}
-	// The effect of an old stretch fades.
-	late := slow
-	late.demoted = -int64(time.Minute)
-	if n := r.Reserve(late, pending(900, 900), 0, Refill{100, 300}, each); n != 0 {
-		t.Errorf("%d requests wait although no demoted batch was slow for a minute", n)
-	}
-	many := make([]Request, 64)
-	if n := testing.AllocsPerRun(10, func() { r.Reserve(slow, many, -5000, Refill{100, 300}, each) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
 // A trial of a larger size pads requests that would otherwise run in two smaller batches.
 func TestPickTrial(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: time.Second, Ladder: []int{1, 16}})

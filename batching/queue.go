@@ -55,15 +55,14 @@ type Running struct {
 	Demoted    bool
 }
 
-// Choice is a batch that may begin: Queue.Pending[Reserved:][:Batch].
+// Choice is a batch that may begin: Queue.Pending[:Batch].
 type Choice struct {
 	// Batch is the number of requests, and Padded the size that runs.
 	Batch, Padded int
 	// Full: the batch has as many requests as it may have.
 	Full bool
-	// Demoted: the batch is beyond the guarantee. Reserved requests before it wait for the guarantee.
-	Demoted  bool
-	Reserved int
+	// Demoted: the batch is beyond the guarantee.
+	Demoted bool
 	// Waited is that of WaitForRunning. Late is how many requests Pick found to be late.
 	Waited time.Duration
 	Late   int
@@ -171,10 +170,9 @@ func (q *Queue) OverlapAt(now int64) (at int64, ok bool) {
 	return now + int64(q.Left(0, now)-q.lead()), true
 }
 
-// Pick chooses the next batch. demoted: it is beyond the guarantee, and refill tells when others will be
-// within it. The batch stays in Pending until Begin. late are the requests to be answered so. They are no
+// Pick chooses the next batch. demoted: it is beyond the guarantee, until refilled. The batch stays in Pending until Begin. late are the requests to be answered so. They are no
 // longer pending, and valid until the next Add.
-func (q *Queue) Pick(now int64, demoted bool, refill Refill) (c Choice, late []Request) {
+func (q *Queue) Pick(now int64, demoted bool, refilled int64) (c Choice, late []Request) {
 	q.fairness.Rank(q.Pending, now, q.Rule.cfg.SLO)
 	c.Demoted = demoted
 	began, ended := q.began, q.ended
@@ -183,10 +181,7 @@ func (q *Queue) Pick(now int64, demoted bool, refill Refill) (c Choice, late []R
 		began, ended = q.newest().Dispatched, now
 	}
 	c.Waited = WaitForRunning(q.Pending, began, ended)
-	if demoted {
-		c.Reserved = q.Rule.Reserve(q.State, q.Pending, now, refill, q.Expected)
-	}
-	c.Batch, c.Late = q.Rule.Pick(q.State, q.Pending[c.Reserved:], now, demoted, q.Expected)
+	c.Batch, c.Late = q.Rule.Pick(q.State, q.Pending, now, demoted, q.Expected)
 	c.Batch = q.fit(c.Batch)
 	c.Padded, c.Full = q.Rule.Pad(c.Batch), c.Batch == q.Size()
 
@@ -196,7 +191,7 @@ func (q *Queue) Pick(now int64, demoted bool, refill Refill) (c Choice, late []R
 		return c, late
 	}
 	if demoted {
-		q.retryAt = refill.at(now)
+		q.retryAt = refilled
 	}
 	if c.Late > 0 {
 		q.State = q.Rule.Next(q.State, Observation{Late: c.Late})
@@ -207,7 +202,7 @@ func (q *Queue) Pick(now int64, demoted bool, refill Refill) (c Choice, late []R
 // Begin puts a picked batch in flight. demoted says whether it runs demoted: not every batch beyond the
 // guarantee can.
 func (q *Queue) Begin(now int64, c Choice, demoted bool) {
-	q.Pending = slices.Delete(q.Pending, c.Reserved, c.Reserved+c.Batch)
+	q.Pending = slices.Delete(q.Pending, 0, c.Batch)
 	q.Running = append(q.Running, Running{Padded: c.Padded, Dispatched: now, Demoted: demoted})
 }
 

@@ -80,18 +80,11 @@ func TestQueueOverlap(t *testing.T) {
 
 // Without guaranteed batches a demoted one that is not worth beginning waits for another request.
 func TestQueueRetry(t *testing.T) {
-	for _, c := range []struct {
-		refill  Refill
-		ready   int64
-		waiting int
-	}{
-		{Refill{Wait: -1}, 1<<63 - 1, 1},
-		{Refill{Wait: 7}, 1007, 1},
-	} {
-		q := newQueue(t, c.waiting)
+	for _, refilled := range []int64{1<<63 - 1, 1007} {
+		q := newQueue(t, 1)
 		q.State.stretch, q.State.demoted, q.State.ended = 1e6, 1000, 1000
-		if choice, late := q.Pick(1000, true, c.refill); choice.Batch != 0 || len(late) != 0 || q.ReadyAt() != c.ready {
-			t.Errorf("%+v: %+v, %d late, again at %d; want no batch, and again at %d", c.refill, choice, len(late), q.ReadyAt(), c.ready)
+		if choice, late := q.Pick(1000, true, refilled); choice.Batch != 0 || len(late) != 0 || q.ReadyAt() != refilled {
+			t.Errorf("%+v, %d late, again at %d; want no batch, and again at %d", choice, len(late), q.ReadyAt(), refilled)
 		}
 	}
 }
@@ -100,7 +93,7 @@ func TestMaxBatch(t *testing.T) {
 	for _, c := range []struct{ waiting, limit, want int }{{5, 0, 5}, {5, 8, 5}, {8, 5, 4}, {3, 4, 3}, {8, 1, 1}} {
 		q := newQueue(t, c.waiting)
 		q.MaxBatch = c.limit
-		if got, _ := q.Pick(0, false, Refill{}); got.Batch != c.want || got.Full != (got.Batch == q.Size()) {
+		if got, _ := q.Pick(0, false, 0); got.Batch != c.want || got.Full != (got.Batch == q.Size()) {
 			t.Errorf("%d requests with a limit of %d: %+v, want a batch of %d", c.waiting, c.limit, got, c.want)
 		}
 	}
@@ -127,7 +120,7 @@ func TestQueueAllocations(t *testing.T) {
 		if !q.MayBegin(now, false) {
 			t.Fatal("no batch may begin")
 		}
-		c, _ := q.Pick(now, false, Refill{})
+		c, _ := q.Pick(now, false, 0)
 		q.Begin(now, c, false)
 		q.End(0, Observation{Batch: c.Batch, Padded: c.Padded, Elapsed: 1, Ended: now + 1}, 0, false)
 	}); n > 0 {

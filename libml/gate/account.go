@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control/budget"
 )
 
@@ -256,13 +255,13 @@ func (a *Account) fitLine() {
 	a.fixed.Store(int64(fixed - a.spare))
 }
 
-// Refill tells when batches within the guarantee can begin.
-func (a *Account) Refill(now int64) batching.Refill {
-	wait := a.balance.wait(now)
-	if a.terms.Guarantee <= 0 || wait == math.MaxInt64 {
-		return batching.Refill{Wait: -1}
+// Refilled returns when a batch within the guarantee can begin; math.MaxInt64 if none can.
+func (a *Account) Refilled(now int64) int64 {
+	wait := int64(a.balance.wait(now))
+	if a.terms.Guarantee <= 0 || wait > math.MaxInt64-now {
+		return math.MaxInt64
 	}
-	return batching.Refill{Wait: wait, Every: time.Duration(float64(a.Cost(a.size)) / a.terms.Guarantee)}
+	return now + wait
 }
 
 // Figures are an account's figures for the manager.

@@ -227,9 +227,7 @@ func (f *function) samples(now int64) int64 {
 	}
 	at := int64(math.MaxInt64)
 	if !f.guaranteed(now) {
-		if wait := f.account.Refill(now).Wait; wait >= 0 {
-			at = now + max(1, int64(wait))
-		}
+		at = max(now+1, f.account.Refilled(now))
 	}
 	if near, ok := f.queue.OverlapAt(now); ok {
 		at = min(at, max(near, now+int64(20*time.Microsecond)))
@@ -240,11 +238,7 @@ func (f *function) samples(now int64) int64 {
 // begin dispatches a batch. It returns false if there was none to begin.
 func (f *function) begin(now int64) bool {
 	demoted := !f.guaranteed(now)
-	refill := batching.Refill{Wait: -1} // no request waits for the guarantee
-	if demoted && !f.rules.NeverWait {
-		refill = f.account.Refill(now)
-	}
-	c, late := f.queue.Pick(now, demoted, refill)
+	c, late := f.queue.Pick(now, demoted, f.account.Refilled(now))
 	for _, r := range late {
 		f.answer(r, math.MaxInt64)
 	}
@@ -253,7 +247,7 @@ func (f *function) begin(now int64) bool {
 	}
 	b := &batch{
 		of: f, full: c.Full, level: f.action.Level, demoted: demoted, padded: c.Padded, dispatched: now, waited: c.Waited, late: c.Late,
-		requests: slices.Clone(f.queue.Pending[c.Reserved:][:c.Batch]),
+		requests: slices.Clone(f.queue.Pending[:c.Batch]),
 	}
 	f.queue.Begin(now, c, demoted)
 	b.width = f.width(b.padded)

@@ -123,7 +123,6 @@ func (f *Function) Need(rate float64) float64 {
 type Rules struct {
 	InvertLevels bool // the longer the objective, the higher the level
 	NoBalance    bool // no work is demoted
-	NeverWait    bool // without a balance each request goes in a demoted batch at once
 	NoCaps       bool // with Turns batches are not capped
 	NoTurns      bool // with Priorities batches of a level run next to each other
 }

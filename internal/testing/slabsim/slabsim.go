@@ -281,7 +281,7 @@ func runLoad(rule *batching.Rule, c Config, l Load, most int) Load {
 		}
 		copied = append(copied[:0], queue.Pending...)
 		unbound, _ := batching.Pick(copied, now, len(copied), exactly)
-		picked, tooLate := queue.Pick(now, false, batching.Refill{})
+		picked, tooLate := queue.Pick(now, false, 0)
 		if now >= steady {
 			late += len(tooLate)
 		}

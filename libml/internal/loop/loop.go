@@ -314,7 +314,7 @@ func (l *Loop) take() {
 
 // batch returns the requests of the picked batch.
 func (l *Loop) batch() []batching.Request {
-	return l.Queue.Pending[l.choice.Reserved:][:l.choice.Batch]
+	return l.Queue.Pending[:l.choice.Batch]
 }
 
 func earliestDeadline(batch []batching.Request) int64 {
@@ -520,12 +520,12 @@ func (l *Loop) addPending(slot uint32) {
 func (l *Loop) pick() {
 	now := shm.Now()
 	demoted := !l.guaranteed(now)
-	var refill batching.Refill
+	var refilled int64
 	if demoted {
-		refill = l.Gate.Account.Refill(now)
+		refilled = l.Gate.Account.Refilled(now)
 	}
 	var late []batching.Request
-	l.choice, late = l.Queue.Pick(now, demoted, refill)
+	l.choice, late = l.Queue.Pick(now, demoted, refilled)
 	if len(late) == 0 {
 		return
 	}
