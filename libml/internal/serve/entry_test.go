@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
@@ -194,4 +195,27 @@ func TestAccountInTurn(t *testing.T) {
 			t.Errorf("per level %v: the process has streams of other priorities: %v", perLevel, prioritized)
 		}
 	}
+}
+
+// A function that was not kept when its process started gets the level of its objective later.
+func TestLevelRises(t *testing.T) {
+	h := newLevelHarness(t, true)
+	h.wake.Level, h.SLO = budget.MinLevel, 25*time.Millisecond
+	const level = 3
+	f := h.Fake()
+	c := h.takingTurns(f)
+	turn := h.others()[level]
+	if !turn.Take(shm.Rank{}, 0) {
+		t.Fatal("an idle process has the turn")
+	}
+	c.order(control.Order{Do: control.DoShare, GuaranteePercent: 50, Level: level})
+	for slot := uint32(0); !turn.Awaited(); slot++ { // a batch before the order may run at the old level
+		h.Publish(slot, h.Picture(1), nil)
+		wait.For(t, "a batch waits for the turn of that level", func() bool {
+			done, err := h.Channel.Receive(make([]uint32, 1), shm.Now())
+			return turn.Awaited() || err == nil && done > 0
+		})
+	}
+	turn.Release()
+	c.drained()
 }

@@ -482,19 +482,21 @@ func (p *process) openGroups(notice *control.Notice, wake control.Order) error {
 			return fmt.Errorf("run on groups %v of multiprocessors: %w", groups, err)
 		}
 	}
+	// A function that is not kept now may be kept later. Streams cannot rise.
+	level := max(wake.Level, budget.LevelOf(p.slo))
 	switch {
 	case wake.Level == budget.Demoted:
 	case p.takesAllTurns(): // the turns have the levels
-		p.level = wake.Level
+		p.level = level
 		p.timing.lock = newDeviceLock(d.Name(), cmp.Or(p.timing.patience, lockPatience))
 	default:
-		switch err := d.Prioritize(slots, wake.Level); {
+		switch err := d.Prioritize(slots, level); {
 		case errors.Is(err, cuda.ErrNotSupported):
 			p.log.Warn("GPU has no stream priorities; batches above the guarantee are not demoted", "error", err)
 		case err != nil:
 			return err
 		default:
-			p.level, p.memory.prioritized = wake.Level, d
+			p.level, p.memory.prioritized = level, d
 			p.timing.lock = newDeviceLock(d.Name(), cmp.Or(p.timing.patience, lockPatience))
 		}
 	}

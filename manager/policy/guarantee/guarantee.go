@@ -284,7 +284,8 @@ func divide(left float64, open []int, functions []Function, actions []Action) {
 	for _, i := range open {
 		f, a := &functions[i], &actions[i]
 		claim := f.claim(a.Need)
-		if a.Kept = needs+a.Need <= left || f.Kept && claims+claim <= left; a.Kept {
+		const rounding = 1e-9 // equal parts may add up to a little more than the whole
+		if a.Kept = needs+a.Need <= left+rounding || f.Kept && claims+claim <= left; a.Kept {
 			needs, claims = needs+a.Need, claims+claim
 		}
 	}

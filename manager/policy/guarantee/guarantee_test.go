@@ -125,6 +125,17 @@ func TestAllowance(t *testing.T) {
 	}
 }
 
+// Functions whose costs are not known yet need equal parts, which fit.
+func TestUnknownCosts(t *testing.T) {
+	for n := 1; n <= 64; n++ {
+		for i, a := range Decide(make([]Function, n)) {
+			if !a.Kept {
+				t.Fatalf("function %d of %d is not kept", i+1, n)
+			}
+		}
+	}
+}
+
 func TestLevel(t *testing.T) {
 	modest := Function{Objective: 25 * ms, Rate: 10, Cost: 10 * ms, Batch: 1}
 	greedy := Function{Objective: 25 * ms, Rate: 1000, Cost: 10 * ms, Batch: 1}
