@@ -122,7 +122,7 @@ type Observation struct {
 	Aggregated time.Duration
 	// Waited is the result of WaitForRunning for all requests pending before Pick.
 	Waited time.Duration
-	// Late is how many requests this dispatch answered as late, without inference.
+	// Late is how many requests were answered as late, without inference, since the batch before began.
 	Late int
 }
 

@@ -44,6 +44,7 @@ type Queue struct {
 	overlap  Overlap
 	fairness *Fairness
 	retryAt  int64 // when to try a demoted batch again after none was worth beginning
+	late     int   // requests that Pick found to be late next to batches that have not begun
 	// began and ended are those of the last batch within the guarantee.
 	began, ended int64
 }
@@ -63,7 +64,8 @@ type Choice struct {
 	Full bool
 	// Demoted: the batch is beyond the guarantee.
 	Demoted bool
-	// Waited is that of WaitForRunning. Late is how many requests Pick found to be late.
+	// Waited is that of WaitForRunning. Late is how many requests Pick has found to be late next to a batch, since
+	// one began.
 	Waited time.Duration
 	Late   int
 }
@@ -181,20 +183,22 @@ func (q *Queue) Pick(now int64, demoted bool, refilled int64) (c Choice, late []
 		began, ended = q.newest().Dispatched, now
 	}
 	c.Waited = WaitForRunning(q.Pending, began, ended)
-	c.Batch, c.Late = q.Rule.Pick(q.State, q.Pending, now, demoted, q.Expected)
-	c.Batch = q.fit(c.Batch)
+	batch, expired := q.Rule.Pick(q.State, q.Pending, now, demoted, q.Expected)
+	c.Batch = q.fit(batch)
 	c.Padded, c.Full = q.Rule.Pad(c.Batch), c.Batch == q.Size()
 
-	on := len(q.Pending) - c.Late
+	on := len(q.Pending) - expired
 	q.Pending, late = q.Pending[:on], q.Pending[on:]
 	if c.Batch > 0 {
+		q.late += expired
+		c.Late = q.late
 		return c, late
 	}
 	if demoted {
 		q.retryAt = refilled
 	}
-	if c.Late > 0 {
-		q.State = q.Rule.Next(q.State, Observation{Late: c.Late})
+	if expired > 0 {
+		q.State = q.Rule.Next(q.State, Observation{Late: expired})
 	}
 	return c, late
 }
@@ -202,7 +206,7 @@ func (q *Queue) Pick(now int64, demoted bool, refilled int64) (c Choice, late []
 // Begin puts a picked batch in flight. demoted says whether it runs demoted: not every batch beyond the
 // guarantee can.
 func (q *Queue) Begin(now int64, c Choice, demoted bool) {
-	q.Pending = slices.Delete(q.Pending, 0, c.Batch)
+	q.Pending, q.late = slices.Delete(q.Pending, 0, c.Batch), 0
 	q.Running = append(q.Running, Running{Padded: c.Padded, Dispatched: now, Demoted: demoted})
 }
 

@@ -99,6 +99,45 @@ func TestMaxBatch(t *testing.T) {
 	}
 }
 
+// The rule learns each late request once, also those of batches that were picked and did not begin.
+func TestLateOfBatchesThatWait(t *testing.T) {
+	q := newQueue(t, 0)
+	add := func(requests int, deadline time.Duration) {
+		for range requests {
+			q.Add(Request{Deadline: int64(deadline)})
+		}
+	}
+	add(8, time.Hour) // the batch that waits for its turn
+	pick := func(now time.Duration) (c Choice, late int) {
+		c, requests := q.Pick(int64(now), false, 0)
+		return c, len(requests)
+	}
+	for i, late := range []int{3, 0, 2} {
+		now := time.Duration(i+1) * 20 * time.Millisecond
+		add(late, now)
+		if c, got := pick(now); c.Batch != 8 || got != late {
+			t.Fatalf("pick %d: a batch of %d and %d late, want 8 and %d", i, c.Batch, got, late)
+		}
+	}
+	c, _ := pick(70 * time.Millisecond)
+	q.Begin(int64(70*time.Millisecond), c, false)
+	add(1, time.Hour)
+	if next, _ := pick(71 * time.Millisecond); c.Late != 5 || next.Late != 0 {
+		t.Errorf("the batch that begins has %d late requests and the next one %d, want 5 and 0", c.Late, next.Late)
+	}
+
+	q.End(0, Observation{Batch: 8, Padded: 8, Elapsed: 10 * time.Millisecond, Ended: 80e6, Late: c.Late}, 0, false)
+	add(1, 85*time.Millisecond)
+	q.Pending, q.State.Limit = q.Pending[len(q.Pending)-1:], 1
+	if empty, late := pick(90 * time.Millisecond); empty.Batch != 0 || late != 1 || q.State.Misses != 1 {
+		t.Fatalf("%+v, %d late, %d misses; want no batch, and one late request learned at once", empty, late, q.State.Misses)
+	}
+	add(1, time.Hour)
+	if next, _ := pick(91 * time.Millisecond); next.Late != 0 {
+		t.Error("late requests are learned twice")
+	}
+}
+
 func TestQueueLearns(t *testing.T) {
 	q := newQueue(t, 0)
 	for range 100 {

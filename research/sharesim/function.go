@@ -243,7 +243,7 @@ func (f *function) begin(now int64) bool {
 		f.answer(r, math.MaxInt64)
 	}
 	if c.Batch == 0 {
-		return c.Late > 0
+		return len(late) > 0
 	}
 	b := &batch{
 		of: f, full: c.Full, level: f.action.Level, demoted: demoted, padded: c.Padded, dispatched: now, waited: c.Waited, late: c.Late,
