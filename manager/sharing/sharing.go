@@ -61,6 +61,7 @@ func New(o Options) *Sharing {
 	return &Sharing{
 		Decider: NewDecider(o.Config), log: o.Log,
 		percentages: percentages{cache: o.Cache, log: o.Log},
+		turns:       turns{files: map[bool]*shm.Turns{}, holders: map[int]*turnHolder{}},
 		busy:        busy{dir: o.Dir, log: o.Log},
 	}
 }

@@ -13,69 +13,79 @@ import (
 
 // turns are the processes that take turns. The control loop owns it.
 type turns struct {
-	shared  *shm.Turns          // nil until a process takes turns
-	entries map[int]*turnHolder // by process id
+	// files are the file with turns per level and that with turns for all levels, nil until a process needs it. Which
+	// one a process needs may change with the device. One that has begun keeps its file.
+	files   map[bool]*shm.Turns
+	holders map[int]*turnHolder // by process id
 }
 
-// turnHolder is a process with an entry. The members of a worker are one process.
+// turnHolder is a process with an entry in a file, nil if all entries were in use. The members of a worker are one
+// process.
 type turnHolder struct {
+	of             *shm.Turns
 	entry, members int
 	overdue        bool // its turn was once passed on because others waited too long
 }
 
-// join gives a process, or another member of it, an entry.
-func (t *turns) join(pid int, perLevel bool) (entry int, err error) {
-	if h := t.entries[pid]; h != nil {
+// join gives a process an entry, and another member of it the same one. The error wraps shm.ErrNoEntry if the process
+// takes no turns.
+func (t *turns) join(pid int, perLevel bool) (*turnHolder, error) {
+	if h := t.holders[pid]; h != nil {
 		h.members++
-		return h.entry, nil
+		return h, nil
 	}
-	if t.shared == nil {
-		if t.shared, err = shm.NewTurns("penstock-turns", perLevel); err != nil {
-			return 0, err
+	if t.files[perLevel] == nil {
+		file, err := shm.NewTurns("penstock-turns", perLevel)
+		if err != nil {
+			return nil, err
 		}
-		t.entries = map[int]*turnHolder{}
+		t.files[perLevel] = file
 	}
-	if entry, err = t.shared.Join(); err == nil {
-		t.entries[pid] = &turnHolder{entry: entry, members: 1}
+	h := &turnHolder{of: t.files[perLevel], members: 1}
+	var err error
+	if h.entry, err = h.of.Join(); err != nil {
+		h.of = nil
 	}
-	return entry, err
+	t.holders[pid] = h
+	return h, err
 }
 
 // leave records that a process or a member has ended.
 func (t *turns) leave(pid int) {
-	h := t.entries[pid]
+	h := t.holders[pid]
 	if h == nil {
 		return
 	}
-	if h.members--; h.members == 0 {
-		t.shared.Leave(h.entry)
-		delete(t.entries, pid)
+	if h.members--; h.members > 0 {
+		return
 	}
+	if h.of != nil {
+		h.of.Leave(h.entry)
+	}
+	delete(t.holders, pid)
 }
 
-// watch passes on a turn that does not move. It returns the process that had the turn if that is the
-// first time; 0 otherwise.
+// watch passes on turns that do not move. It returns a process that had such a turn if that is the first time; 0
+// otherwise.
 func (t *turns) watch(now int64) (pid int) {
-	if t.shared == nil {
-		return 0
-	}
-	entry, overdue := t.shared.Watch(now)
-	if !overdue {
-		return 0
-	}
-	for pid, h := range t.entries {
-		if h.entry == entry && !h.overdue {
-			h.overdue = true
-			return pid
+	for _, file := range t.files {
+		entry, overdue := file.Watch(now)
+		if !overdue {
+			continue
+		}
+		for holder, h := range t.holders {
+			if h.of == file && h.entry == entry && !h.overdue {
+				h.overdue, pid = true, holder
+			}
 		}
 	}
-	return 0
+	return pid
 }
 
 // close frees the turns. Processes keep their mappings.
 func (t *turns) close() {
-	if t.shared != nil {
-		t.shared.Close()
+	for _, file := range t.files {
+		file.Close()
 	}
 }
 
@@ -92,14 +102,14 @@ type Admission struct {
 // Admit admits a process. Leave ends that.
 func (s *Sharing) Admit(pid int) (a Admission, err error) {
 	if s.takesTurns() {
-		entry, err := s.turns.join(pid, s.prioritized())
+		h, err := s.turns.join(pid, s.prioritized())
 		switch {
 		case errors.Is(err, shm.ErrNoEntry):
 			s.log.Warn().Err(err).Int("pid", pid).Msg("process takes no turns on the GPU")
 		case err != nil:
 			return a, err
-		default:
-			a.Turn, a.Files = &entry, append(a.Files, s.turns.shared.File())
+		case h.of != nil:
+			a.Turn, a.Files = &h.entry, append(a.Files, h.of.File())
 		}
 	}
 	if s.onGPU() {

@@ -27,6 +27,17 @@ func newTurns(t *testing.T, log zerolog.Logger) *Sharing {
 	return s
 }
 
+// openTurns opens the turns of an admitted process.
+func openTurns(t *testing.T, a Admission) *shm.ProcessTurns {
+	t.Helper()
+	fd, err := unix.FcntlInt(a.Files[0].Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	must.OK(t, err)
+	p, err := shm.OpenTurns(os.NewFile(uintptr(fd), "turns"), *a.Turn)
+	must.OK(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
 func TestTakesTurns(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -73,11 +84,50 @@ func TestTurnEntries(t *testing.T) {
 	if next := join(13); next != worker {
 		t.Errorf("the next process gets entry %d, want %d again", next, worker)
 	}
-	for pid := 100; len(s.turns.entries) < shm.TurnEntries; pid++ {
+	for pid := 100; len(s.turns.holders) < shm.TurnEntries; pid++ {
 		join(pid)
 	}
-	if a, err := s.Admit(99); a.Turn != nil || err != nil {
-		t.Errorf("one process too many: entry %v, %v; want it to take no turns", a.Turn, err)
+	for member := range 2 { // members of a worker
+		if a, err := s.Admit(99); a.Turn != nil || err != nil {
+			t.Errorf("one process too many, member %d: entry %v, %v; want it to take no turns", member, a.Turn, err)
+		}
+		s.Leave(13)
+	}
+	s.Leave(99)
+	s.Leave(99)
+	if next := join(99); next != worker {
+		t.Errorf("a worker whose members all have ended gets entry %d, want %d, which is free", next, worker)
+	}
+}
+
+// The device changes when the orchestrator opens it again: MPS starts now, or no longer, or priorities do not hold.
+func TestTurnsFollowTheDevice(t *testing.T) {
+	s := newTurns(t, zerolog.Nop())
+	levels := func(pid int) int {
+		t.Helper()
+		a, err := s.Admit(pid)
+		must.OK(t, err)
+		defer a.Close()
+		return len(openTurns(t, a).Turns)
+	}
+	fails := &control.ObservedDevice{Priorities: &control.StreamPriorities{}}
+	for pid, c := range []struct {
+		name string
+		now  Device
+		want int
+	}{
+		{"without MPS", s.Device, 1},
+		{"with MPS", Device{Known: true, MPS: true, GPU: s.Device.GPU}, shm.TurnLevels},
+		{"priorities do not hold", Device{Known: true, MPS: true, GPU: fails}, 1},
+		{"with MPS again", Device{Known: true, MPS: true, GPU: s.Device.GPU}, shm.TurnLevels},
+	} {
+		s.Device = c.now
+		if got := levels(pid); got != c.want {
+			t.Errorf("%s: a process has turns of %d levels, want %d", c.name, got, c.want)
+		}
+		if got := levels(0); got != 1 {
+			t.Errorf("%s: another member of the first process has turns of %d levels, want 1 as before", c.name, got)
+		}
 	}
 }
 
@@ -89,12 +139,7 @@ func TestWatchTurns(t *testing.T) {
 		a, err := s.Admit(pid)
 		must.OK(t, err)
 		a.Close()
-		fd, err := unix.FcntlInt(s.turns.shared.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		must.OK(t, err)
-		p, err := shm.OpenTurns(os.NewFile(uintptr(fd), "turns"), *a.Turn)
-		must.OK(t, err)
-		t.Cleanup(func() { p.Close() })
-		return p.Turns[0]
+		return openTurns(t, a).Turns[0]
 	}
 	hangs, waits := open(10), open(11)
 	for range 2 { // it is logged once

@@ -40,6 +40,7 @@ type Worker struct {
 
 	mu    sync.Mutex // guards what follows
 	entry *gate.Entry
+	turns os.FileInfo // the file of entry
 	busy  *shm.BusyBit
 }
 
@@ -193,14 +194,18 @@ func (w *Worker) Entry(file *os.File, number int) (*gate.Entry, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.entry != nil && w.entry.Number() == number {
-		return w.entry, nil
+	of, err := file.Stat()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open turns on the GPU: %w", err), file.Close())
+	}
+	if w.entry != nil && w.entry.Number() == number && os.SameFile(of, w.turns) {
+		return w.entry, file.Close()
 	}
 	entry, err := gate.OpenEntry(file, number)
 	if err != nil {
 		return nil, err
 	}
-	w.entry = entry
+	w.entry, w.turns = entry, of
 	return entry, nil
 }
 
