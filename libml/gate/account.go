@@ -139,7 +139,7 @@ func (a *Account) Guaranteed(now int64, terms Terms, size int) (guaranteed, chan
 
 // begin charges a batch, or demotes it if its framework is able to run it demoted.
 func (a *Account) begin(now int64, slot, padded int, beyond bool) (demoted bool) {
-	demoted = beyond && a.framework != nil && a.framework.Demotable(slot, padded)
+	demoted = beyond && a.demotes(slot, padded)
 	if beyond {
 		a.refused.Store(!demoted)
 	}
@@ -149,6 +149,11 @@ func (a *Account) begin(now int64, slot, padded int, beyond bool) (demoted bool)
 	return demoted
 }
 
+// demotes reports whether the framework is able to run a batch of a size in the device's slot demoted.
+func (a *Account) demotes(slot, padded int) bool {
+	return a.framework != nil && a.framework.Demotable(slot, padded)
+}
+
 // BatchLevel is the priority of a batch that begins: the last one ordered, at most that of the
 // process's streams. A batch that the framework queues on the slot's own stream has that stream's
 // level: device and framework must use one stream.
@@ -156,7 +161,7 @@ func (a *Account) BatchLevel(slot, padded int, demoted bool) budget.Level {
 	switch {
 	case demoted:
 		return budget.Demoted
-	case a.framework == nil || !a.framework.Demotable(slot, padded):
+	case !a.demotes(slot, padded):
 		return a.level
 	}
 	return min(a.level, a.OrderedLevel())

@@ -45,9 +45,9 @@ const (
 	minWait = time.Millisecond
 )
 
-// Admit reports whether a batch may begin. If not, the loop asks again when it is woken, at the latest at
-// retryAt: then the oldest request may have become late.
-func (g *Gate) Admit(now int64, batch lane.Job) (ok bool, retryAt int64) {
+// Admit reports whether a batch of a size may begin in the device's slot. If not, the loop asks again when it is woken,
+// at the latest at retryAt: then the oldest request may have become late.
+func (g *Gate) Admit(now int64, slot, padded int, batch lane.Job) (ok bool, retryAt int64) {
 	late := batch.Deadline - int64(batch.Batch)
 	retryAt = min(now+int64(maxWait), max(late, now+int64(minWait)))
 	switch {
@@ -58,26 +58,26 @@ func (g *Gate) Admit(now int64, batch lane.Job) (ok bool, retryAt int64) {
 		g.visit.withdraw()
 		return false, retryAt
 	}
-	ok, again := g.visit.take(now, g.Rank(batch.Demoted, batch.Deadline))
+	ok, again := g.visit.take(now, g.Rank(slot, padded, batch.Demoted, batch.Deadline))
 	return ok, min(retryAt, again)
 }
 
-// Rank is the rank of a batch with that earliest deadline.
-func (g *Gate) Rank(demoted bool, deadline int64) shm.Rank {
-	return shm.Rank{Level: g.level(demoted), Deadline: deadline}
+// Rank is the rank of a batch of a size in the device's slot, with that earliest deadline. demoted: it is beyond the
+// guarantee.
+func (g *Gate) Rank(slot, padded int, demoted bool, deadline int64) shm.Rank {
+	return shm.Rank{Level: uint32(g.level(slot, padded, demoted)), Deadline: deadline}
 }
 
-// level is the level of a batch. With turns per level it is that of the stream, which a process never raises
-// (Account.BatchLevel).
-func (g *Gate) level(demoted bool) uint32 {
-	if demoted {
-		return uint32(budget.Demoted)
+// level is the level of a batch. With turns per level it is that of the stream on which the batch will run.
+func (g *Gate) level(slot, padded int, demoted bool) budget.Level {
+	if demoted && g.Account.demotes(slot, padded) {
+		return budget.Demoted
 	}
 	level := g.Account.OrderedLevel()
 	if e := g.visit.of; e != nil && e.PerLevel() {
-		level = min(level, g.Account.level)
+		level = g.Account.BatchLevel(slot, padded, false)
 	}
-	return uint32(max(budget.MinLevel, level))
+	return max(budget.MinLevel, level)
 }
 
 // Wait waits for the process's turn on the GPU, at most until that time. It returns false at once if the batch

@@ -70,7 +70,7 @@ func TestAdmit(t *testing.T) {
 			if c.edit != nil {
 				c.edit(g, f)
 			}
-			ok, retryAt := g.Admit(0, c.batch)
+			ok, retryAt := g.Admit(0, 0, 1, c.batch)
 			if ok != c.ok || retryAt != c.retryAt || !slices.Equal(f.asked, c.asked) {
 				t.Errorf("admitted %v, again at %d, asked %+v; want %v, %d, %+v", ok, retryAt, f.asked, c.ok, c.retryAt, c.asked)
 			}
@@ -81,15 +81,15 @@ func TestAdmit(t *testing.T) {
 		must.OK(t, err)
 		a, b := newGate(nil), newGate(nil)
 		a.Place, b.Place = joinLanes(t, s, 1).Place, joinLanes(t, s, 1).Place
-		if ok, _ := a.Admit(0, batch); !ok {
+		if ok, _ := a.Admit(0, 0, 1, batch); !ok {
 			t.Fatal("no batch may begin in a free lane")
 		}
-		if ok, retryAt := b.Admit(0, batch); ok || retryAt != 40*ms {
+		if ok, retryAt := b.Admit(0, 0, 1, batch); ok || retryAt != 40*ms {
 			t.Errorf("admitted %v, again at %d; want the turn of another member, until the request is late", ok, retryAt)
 		}
 		a.Resident = func() bool { return false }
-		a.Admit(0, batch)
-		if ok, _ := b.Admit(0, batch); !ok {
+		a.Admit(0, 0, 1, batch)
+		if ok, _ := b.Admit(0, 0, 1, batch); !ok {
 			t.Error("a member without its model keeps its turn")
 		}
 	})
@@ -97,7 +97,7 @@ func TestAdmit(t *testing.T) {
 		g := newGate(nil)
 		g.Resident = func() bool { return false }
 		for deadline, want := range map[int64]int64{0: ms, 1 << 60: 100 * ms} {
-			if _, retryAt := g.Admit(0, lane.Job{Deadline: deadline}); retryAt != want {
+			if _, retryAt := g.Admit(0, 0, 1, lane.Job{Deadline: deadline}); retryAt != want {
 				t.Errorf("deadline %d: again at %d, want %d", deadline, retryAt, want)
 			}
 		}
@@ -112,12 +112,12 @@ func TestWait(t *testing.T) {
 	if a.Wait(1) {
 		t.Error("waits for a turn that was not asked for")
 	}
-	if ok, _ := a.Admit(0, lane.Job{}); ok {
+	if ok, _ := a.Admit(0, 0, 1, lane.Job{}); ok {
 		t.Fatal("a batch begins in another's turn")
 	}
 	done := make(chan bool)
 	go func() { done <- a.Wait(1) }()
-	if ok, _ := b.Admit(0, lane.Job{}); ok {
+	if ok, _ := b.Admit(0, 0, 1, lane.Job{}); ok {
 		t.Error("a batch begins in another's turn")
 	}
 	b.Withdraw(0)
@@ -129,7 +129,7 @@ func TestWait(t *testing.T) {
 		t.Error("did not wait for the turn")
 	}
 	f.free = true
-	if ok, _ := a.Admit(0, lane.Job{}); !ok || a.Wait(1) {
+	if ok, _ := a.Admit(0, 0, 1, lane.Job{}); !ok || a.Wait(1) {
 		t.Error("a batch in its turn does not begin")
 	}
 	begun := a.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1})
@@ -149,7 +149,7 @@ func TestLevels(t *testing.T) {
 	}
 	g := newGate(entry)
 	admit := func(demoted bool) bool {
-		ok, _ := g.Admit(0, lane.Job{Demoted: demoted})
+		ok, _ := g.Admit(0, 0, 1, lane.Job{Demoted: demoted})
 		return ok
 	}
 	if !admit(true) {
@@ -157,11 +157,11 @@ func TestLevels(t *testing.T) {
 	}
 	demoted := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: true})
 	turns[0].awaited = true
-	if g.Joins(0, g.Rank(true, 0)) || !g.Joins(0, g.Rank(false, 0)) {
+	if g.Joins(0, g.Rank(0, 1, true, 0)) || !g.Joins(0, g.Rank(0, 1, false, 0)) {
 		t.Error("next to a demoted batch that others wait for only one of another level may begin")
 	}
 	turns[0].awaited = false
-	if !g.Joins(0, g.Rank(true, 0)) {
+	if !g.Joins(0, g.Rank(0, 1, true, 0)) {
 		t.Error("no second demoted batch may begin although no other process waits")
 	}
 	turns[3].free = false
@@ -177,7 +177,7 @@ func TestLevels(t *testing.T) {
 	if g.End(0, &guaranteed, nil); turns[4].releases != 1 || turns[0].releases != 0 {
 		t.Errorf("after the batch of level 4 turns were released %d and %d times, want once and never", turns[4].releases, turns[0].releases)
 	}
-	next := g.Rank(true, 5)
+	next := g.Rank(0, 1, true, 5)
 	if g.End(0, &demoted, &next); turns[0].releases != 0 || !slices.Equal(turns[0].passed, []shm.Rank{next}) {
 		t.Errorf("the turn was not passed to the first of this and the next batch: %+v", turns[0])
 	}
@@ -185,6 +185,45 @@ func TestLevels(t *testing.T) {
 		t.Error("the loop keeps the turn for a batch that does not come")
 	}
 }
+
+// A batch takes the turn of the level at which it runs. A framework that cannot run it demoted runs it on streams of the
+// process's level, whatever level is ordered.
+func TestLevelOfTurn(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		framework Demotable
+		terms     Terms
+		demoted   bool
+		want      uint32
+	}{
+		{"within the guarantee", only{1}, Terms{0.5, 3}, false, 3},
+		{"beyond it", only{1}, Terms{0.5, 3}, true, 0},
+		{"beyond it, of another size", only{2}, Terms{0.5, 3}, true, 4},
+		{"beyond it, without streams", nil, Terms{0.5, 3}, true, 4},
+		{"within it, of another size", only{2}, Terms{0.5, 3}, false, 4},
+		{"no function has a guarantee", only{2}, Terms{}, false, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGate(&Entry{levels: make([]*level, shm.TurnLevels)})
+			for i := range g.visit.of.levels {
+				g.visit.of.levels[i] = &level{turn: &fakeTurn{free: true}}
+			}
+			g.Account.level, g.Account.framework = 4, c.framework
+			g.Account.terms = c.terms
+			if got := g.Rank(0, 1, c.demoted, 7); got != (shm.Rank{Level: c.want, Deadline: 7}) {
+				t.Errorf("rank %+v, want level %d", got, c.want)
+			}
+			if ok, _ := g.Admit(0, 0, 1, lane.Job{Demoted: c.demoted}); !ok || g.visit.taken != g.visit.of.levels[c.want] {
+				t.Errorf("admitted %v in another turn than that of level %d", ok, c.want)
+			}
+		})
+	}
+}
+
+// only is a framework that runs one size demoted.
+type only struct{ size int }
+
+func (o only) Demotable(_, n int) bool { return n == o.size }
 
 // TestMembers has two members of a worker wait. The worker waits with the first of their ranks, and their batches
 // run one at a time while another process uses the GPU.
@@ -217,7 +256,7 @@ func TestAdmitAllocations(t *testing.T) {
 	f := &fakeTurn{free: true, asked: make([]shm.Rank, 0, 1<<10)}
 	g := newGate(newEntry(f))
 	if n := testing.AllocsPerRun(100, func() {
-		if ok, _ := g.Admit(0, lane.Job{Deadline: 1}); !ok {
+		if ok, _ := g.Admit(0, 0, 1, lane.Job{Deadline: 1}); !ok {
 			t.Fatal("not admitted")
 		}
 		begun := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1})

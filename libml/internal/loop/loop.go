@@ -268,7 +268,7 @@ func (l *Loop) admit() (ok bool, retryAt int64) {
 		return false, 0
 	}
 	batch := l.batch()
-	return l.Gate.Admit(now, lane.Job{
+	return l.Gate.Admit(now, l.flights.free(), l.choice.Padded, lane.Job{
 		Complete: firstComplete(batch).Whole, Deadline: earliestDeadline(batch), Batch: l.Queue.Expected(len(batch)),
 		Requests: len(batch), Demoted: l.choice.Demoted,
 	})
@@ -346,7 +346,8 @@ func (l *Loop) next(now int64) *shm.Rank {
 	if len(l.Queue.Pending) == 0 {
 		return nil
 	}
-	l.nextRank = l.Gate.Rank(!l.guaranteed(now), earliestDeadline(l.Queue.Pending))
+	padded := l.Queue.Rule.Pad(min(len(l.Queue.Pending), l.Queue.Size()))
+	l.nextRank = l.Gate.Rank(l.flights.free(), padded, !l.guaranteed(now), earliestDeadline(l.Queue.Pending))
 	return &l.nextRank
 }
 
