@@ -1,4 +1,4 @@
-// Package onnxfile reads ONNX files before ONNX Runtime loads them. It finds the other files that have a model's
+// Package onnxfile reads ONNX files before ONNX Runtime loads them: inputs, outputs, metadata, and the other files that have
 // weights. It also finds out what a file is that is no model.
 package onnxfile
 

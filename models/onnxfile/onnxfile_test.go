@@ -1,8 +1,11 @@
 package onnxfile
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -72,16 +75,13 @@ func TestDataFiles(t *testing.T) {
 func TestDataFilesNested(t *testing.T) {
 	dir := t.TempDir()
 	want := write(t, []byte("weights"), dir, "deep")
-	field := func(number protowire.Number, data []byte) []byte {
-		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), data)
-	}
 	tensor := slices.Concat(protowire.AppendVarint(protowire.AppendTag(nil, 14, protowire.VarintType), 1),
-		field(13, slices.Concat(field(1, []byte("location")), field(2, []byte("deep")))))
+		nested(13, text(1, "location"), text(2, "deep")))
 	for name, graph := range map[string][]byte{
-		"constant": field(7, field(1, field(5, field(5, tensor)))),
-		"nested":   field(7, field(1, field(5, field(6, field(5, tensor))))),
-		"sparse":   field(7, field(15, field(1, tensor))),
-		"function": field(25, field(7, field(5, field(10, tensor)))),
+		"constant": nested(7, nested(1, nested(5, nested(5, tensor)))),
+		"nested":   nested(7, nested(1, nested(5, nested(6, nested(5, tensor))))),
+		"sparse":   nested(7, nested(15, nested(1, tensor))),
+		"function": nested(25, nested(7, nested(5, nested(10, tensor)))),
 	} {
 		if got, err := DataFiles(write(t, graph, dir, "net.onnx")); err != nil || !slices.Equal(got, []string{want}) {
 			t.Errorf("%s: got %q, %v", name, got, err)
@@ -89,7 +89,79 @@ func TestDataFilesNested(t *testing.T) {
 	}
 }
 
-// Neither function fails on files that are no models.
+func TestRead(t *testing.T) {
+	m := tinymodel.Linear(tinymodel.F32, 4, tinymodel.Dynamic, 2, 3, 1)
+	m.Inputs = append(m.Inputs, tinymodel.Value{Name: "w", Type: tinymodel.F32, Dims: []int64{6, 4}}) // has a value
+	labels := strings.Repeat("0123456789\n", 10_000)
+	data := append(m.Encode(), nested(14, text(1, "character"), text(2, labels))...)
+	got, err := Read(write(t, data, t.TempDir(), "net.onnx"))
+	must.OK(t, err)
+	want := &Model{
+		IRVersion: 8, Opset: 13,
+		Inputs:   []Value{{Name: "x", Type: "f32", Shape: []Dim{{Size: -1, Name: "n"}, {Size: 2}, {Size: 3}, {Size: 1}}}},
+		Outputs:  []Value{{Name: "y", Type: "f32", Shape: []Dim{{Size: -1, Name: "n"}, {Size: 4}}, Operator: "MatMul"}},
+		Metadata: map[string]string{"character": labels},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %.500v", got)
+	}
+	if text := got.Inputs[0].String(); text != "x f32 [n, 2, 3, 1]" {
+		t.Errorf("the input is %s", text)
+	}
+}
+
+func TestReadNames(t *testing.T) {
+	dim := nested(1, text(2, "batch"))
+	tensor := nested(1, protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 7), nested(2, dim))
+	data := nested(7, nested(11, text(1, "Input Image"), nested(2, tensor)), nested(12, text(1, "open")), nested(15, nested(1, text(8, "given"))), nested(11, text(1, "given")))
+	got, err := Read(write(t, slices.Concat(text(2, "me"), data), t.TempDir(), "net.onnx"))
+	must.OK(t, err)
+	if len(got.Inputs) != 1 || got.Inputs[0].String() != "Input Image i64 [batch]" || got.Outputs[0].Shape != nil || got.Producer != "me" {
+		t.Errorf("got %.500v", got)
+	}
+}
+
+// A file that is no model is one error, which says what is wrong. What Read keeps of a hostile one is bounded.
+func TestReadRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for want, data := range map[string][]byte{
+		"Git LFS pointer":               []byte("version https://git-lfs.github.com/spec/v1\n"),
+		"incomplete ONNX model":         model()[:200],
+		"it has 0 graphs":               text(2, "producer"),
+		"it has 2 graphs":               append(nested(7), nested(7)...),
+		"not a protocol buffer":         {0x0b},
+		"is not UTF-8":                  nested(7, nested(11, text(1, "\xff"))),
+		"more than 1024 inputs":         nested(7, bytes.Repeat(nested(11), maxValues+1)),
+		"more than 64 dimensions":       nested(7, nested(11, nested(2, nested(1, nested(2, bytes.Repeat(nested(1), maxRank+1)))))),
+		"has 4097 bytes, want at most":  nested(7, nested(11, text(1, strings.Repeat("n", maxNameBytes+1)))),
+		"more than 4194304 bytes or 10": append(nested(7), bytes.Repeat(nested(14, text(2, strings.Repeat("v", 1<<20))), 4)...),
+	} {
+		if got, err := Read(write(t, data, dir, "net.onnx")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q, got %+v, %v", want, got, err)
+		}
+	}
+	if _, err := Read(filepath.Join(dir, "missing")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing: %v", err)
+	}
+}
+
+func nested(number protowire.Number, parts ...[]byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), slices.Concat(parts...))
+}
+
+func text(number protowire.Number, s string) []byte { return nested(number, []byte(s)) }
+
+func FuzzRead(f *testing.F) {
+	f.Add(model())
+	f.Add(model("data"))
+	f.Add(nested(7, nested(11, text(1, "x"), nested(2, nested(1, nested(2, nested(1, text(2, "n"))))))))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := reader{window: window{of: bytes.NewReader(data)}}
+		_ = r.model(int64(len(data)))
+	})
+}
+
+// No function fails on files that are no models.
 func TestAnyFile(t *testing.T) {
 	dir := t.TempDir()
 	valid := model("data")
@@ -102,6 +174,7 @@ func TestAnyFile(t *testing.T) {
 		file := write(t, data, dir, "net.onnx")
 		_, _ = DataFiles(file)
 		_ = Describe(file)
+		_, _ = Read(file)
 	})
 }
 

@@ -68,44 +68,23 @@ func (w *walker) walk(m message, from, to int64, depth int) error {
 		w.external, w.location = false, ""
 	}
 	var key, value string
-	for at := from; at < to; {
-		head := w.file.at(at, min(to-at, 2*10)) // a tag, and a length or a number
-		number, kind, n := protowire.ConsumeTag(head)
-		if n < 0 {
-			return errWire
-		}
-		head, at = head[n:], at+int64(n)
-		if kind != protowire.BytesType {
-			if n = w.skip(m, number, kind, head); n < 0 {
-				return errWire
-			}
-			at += int64(n)
-			continue
-		}
-
-		length, n := protowire.ConsumeVarint(head)
-		if n < 0 {
-			return errWire
-		}
-		at += int64(n)
-		if length > uint64(to-at) {
-			return &cutError{at + int64(min(length, 1<<62))}
-		}
-		end := at + int64(length)
-		child := children[m][number]
+	err := w.file.fields(from, to, func(f field) error {
+		child := children[m][f.number]
 		switch {
-		case child != 0:
-			if err := w.walk(child, at, end, depth+1); err != nil {
-				return err
-			}
-		case m == entryProto && length <= maxNameBytes && number == entryKey:
-			key = string(w.file.at(at, end-at))
-		case m == entryProto && length <= maxNameBytes && number == entryValue:
-			value = string(w.file.at(at, end-at))
+		case child != 0 && f.kind == protowire.BytesType:
+			return w.walk(child, f.from, f.to, depth+1)
+		case m == tensorProto && f.number == tensorLocation && f.kind == protowire.VarintType:
+			w.external = f.value == locationExternal
+		case m == entryProto && f.number == entryKey && f.to-f.from <= maxNameBytes:
+			key = string(w.file.at(f.from, f.to-f.from))
+		case m == entryProto && f.number == entryValue && f.to-f.from <= maxNameBytes:
+			value = string(w.file.at(f.from, f.to-f.from))
 		}
-		at = end
-	}
+		return nil
+	})
 	switch {
+	case err != nil:
+		return err
 	case m == entryProto && key == "location":
 		w.location = value
 	case m == tensorProto && w.external:
@@ -114,19 +93,47 @@ func (w *walker) walk(m message, from, to int64, depth int) error {
 	return nil
 }
 
-// skip returns the length of a field that is no message, or a negative number.
-func (w *walker) skip(m message, number protowire.Number, kind protowire.Type, data []byte) int {
-	if kind == protowire.VarintType {
-		v, n := protowire.ConsumeVarint(data)
-		if m == tensorProto && number == tensorLocation {
-			w.external = v == locationExternal
+// field is a field of a message: a number, or bytes from one offset of the file to another.
+type field struct {
+	number   protowire.Number
+	kind     protowire.Type
+	value    uint64
+	from, to int64
+}
+
+// fields calls f for each field of the message from one offset to another.
+func (w *window) fields(from, to int64, f func(field) error) error {
+	for at := from; at < to; {
+		head := w.at(at, min(to-at, 2*10)) // a tag, and a length or a number
+		number, kind, n := protowire.ConsumeTag(head)
+		if n < 0 {
+			return errWire
 		}
-		return n
+		head, at = head[n:], at+int64(n)
+		next := field{number: number, kind: kind, from: at, to: at}
+		switch kind {
+		case protowire.BytesType, protowire.VarintType:
+			next.value, n = protowire.ConsumeVarint(head)
+		case protowire.StartGroupType, protowire.EndGroupType:
+			return errWire // ONNX has none
+		default:
+			n = protowire.ConsumeFieldValue(number, kind, head)
+		}
+		if n < 0 {
+			return errWire
+		}
+		if at += int64(n); kind == protowire.BytesType {
+			if next.value > uint64(to-at) {
+				return &cutError{at + int64(min(next.value, 1<<62))}
+			}
+			next.from, next.to = at, at+int64(next.value)
+			at = next.to
+		}
+		if err := f(next); err != nil {
+			return err
+		}
 	}
-	if kind == protowire.StartGroupType || kind == protowire.EndGroupType {
-		return -1 // ONNX has none
-	}
-	return protowire.ConsumeFieldValue(number, kind, data)
+	return nil
 }
 
 // window reads small parts of a file, mostly one after the other.
