@@ -136,7 +136,7 @@ func (t *replyTurn) answer(slot uint32, reported shm.Result, payload []byte) {
 		Status: wire.Status(reported.Status), Kind: wire.Kind(reported.Kind), Batch: reported.Batch, ModelVersion: reported.ModelVersion,
 		Aggregate: time.Duration(origin.Complete - origin.Received),
 	}
-	if !plausible(&result, &reported, len(payload), origin.Complete, now) {
+	if !plausible(&result, &reported, payload, origin.Complete, now) {
 		result = wire.Result{Status: wire.StatusFailed, ModelVersion: p.version.Load(), Aggregate: result.Aggregate}
 		reported = shm.Result{Status: uint8(wire.StatusFailed)}
 	}
@@ -206,8 +206,8 @@ func (t *replyTurn) finish() {
 }
 
 // plausible reports whether a result may be true. Its status and kind must be valid, its
-// times must be in order, and its payload must consist of complete entries.
-func plausible(r *wire.Result, reported *shm.Result, payloadBytes int, complete, now int64) bool {
+// times must be in order, and its payload must have the form of its kind.
+func plausible(r *wire.Result, reported *shm.Result, payload []byte, complete, now int64) bool {
 	switch r.Status {
 	case wire.StatusLate:
 		return reported.Dispatched == 0 && reported.Gathered == 0 && reported.Inferred == 0
@@ -216,8 +216,7 @@ func plausible(r *wire.Result, reported *shm.Result, payloadBytes int, complete,
 			return true
 		}
 	case wire.StatusOK:
-		entry := entryBytes(r.Kind)
-		if entry == 0 || payloadBytes%entry != 0 || r.Batch == 0 {
+		if r.Batch == 0 || wire.Check(r.Kind, payload) != nil {
 			return false
 		}
 	default:
@@ -225,19 +224,6 @@ func plausible(r *wire.Result, reported *shm.Result, payloadBytes int, complete,
 	}
 	return complete <= reported.Dispatched && reported.Dispatched <= reported.Gathered &&
 		reported.Gathered <= reported.Inferred && reported.Inferred <= now
-}
-
-// entryBytes is the size of one entry of a payload, 0 for a kind without entries.
-func entryBytes(k wire.Kind) int {
-	switch k {
-	case wire.KindTopK:
-		return wire.ClassSize
-	case wire.KindBoxes:
-		return wire.BoxSize
-	case wire.KindRaw:
-		return 4 // f32
-	}
-	return 0
 }
 
 // failAbandoned answers requests that no process will: those that a dead process had

@@ -29,6 +29,8 @@ func TestPlausible(t *testing.T) {
 		{"a box and a byte", wire.StatusOK, wire.KindBoxes, 1, wire.BoxSize + 1, in(110, 120, 130), false},
 		{"half a class", wire.StatusOK, wire.KindTopK, 1, wire.ClassSize / 2, in(110, 120, 130), false},
 		{"half a number", wire.StatusOK, wire.KindRaw, 1, 6, in(110, 120, 130), false},
+		{"a map of no cells", wire.StatusOK, wire.KindMap, 1, wire.MapHead, in(110, 120, 130), true},
+		{"a map with a cell too many", wire.StatusOK, wire.KindMap, 1, wire.MapHead + 1, in(110, 120, 130), false},
 		{"ok of no kind", wire.StatusOK, wire.KindNone, 1, 0, in(110, 120, 130), false},
 		{"ok of a kind that is none", wire.StatusOK, wire.NumKinds, 1, 0, in(110, 120, 130), false},
 		{"ok in no batch", wire.StatusOK, wire.KindRaw, 0, 4, in(110, 120, 130), false},
@@ -50,7 +52,7 @@ func TestPlausible(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := wire.Result{Status: c.status, Kind: c.kind, Batch: c.batch}
-			if got := plausible(&r, &c.result, c.payload, complete, now); got != c.want {
+			if got := plausible(&r, &c.result, make([]byte, c.payload), complete, now); got != c.want {
 				t.Errorf("plausible = %v, want %v", got, c.want)
 			}
 		})

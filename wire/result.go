@@ -44,15 +44,21 @@ type Kind uint8
 
 // The payload kinds.
 const (
-	KindNone  Kind = 0 // no payload
-	KindTopK  Kind = 1 // DecodeTopK
-	KindBoxes Kind = 2 // DecodeBoxes
-	KindRaw   Kind = 3 // DecodeRaw: the model's outputs in the card's order
+	KindNone      Kind = 0 // no payload
+	KindTopK      Kind = 1 // DecodeTopK
+	KindBoxes     Kind = 2 // DecodeBoxes
+	KindRaw       Kind = 3 // DecodeRaw: the model's outputs in the card's order
+	KindPoints    Kind = 4 // DecodePoints: boxes with points
+	KindMasks     Kind = 5 // DecodeMasks: boxes with masks
+	KindPolygons  Kind = 6 // DecodePolygons: outlines, such as rotated boxes
+	KindEmbedding Kind = 7 // DecodeRaw: a vector of length 1
+	KindMap       Kind = 8 // DecodeMap: a value per cell of a grid
+	KindText      Kind = 9 // DecodeText
 	// NumKinds is the number of kinds.
-	NumKinds = 4
+	NumKinds = 10
 )
 
-var kindWords = [NumKinds]string{"none", "topk", "boxes", "raw"}
+var kindWords = [NumKinds]string{"none", "topk", "boxes", "raw", "points", "masks", "polygons", "embedding", "map", "text"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindWords) {

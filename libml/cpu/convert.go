@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/uyvy"
+	"github.com/penstock/penstock/wire"
 )
 
 // A picture is converted as a stream. Its bytes come in the wire's order, cut
@@ -168,7 +169,7 @@ func encode[E element](to []E, from []float32) {
 		}
 	case []uint16:
 		for i, f := range from {
-			to[i] = floatToHalf(f)
+			to[i] = wire.FloatToHalf(f)
 		}
 	case []uint32:
 		for i, f := range from {
@@ -418,7 +419,7 @@ func (k *floatKernel[E]) decode(block []float32, src []byte) {
 	if k.half {
 		src = src[:2*len(block)]
 		for i := range block {
-			block[i] = halfToFloat(binary.LittleEndian.Uint16(src[2*i:]))
+			block[i] = wire.HalfToFloat(binary.LittleEndian.Uint16(src[2*i:]))
 		}
 		return
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/uyvy"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 func TestCPUIsADevice(t *testing.T) {
@@ -93,11 +94,11 @@ func packets(picture []byte, payload, header int) ([]byte, device.Request) {
 func TestHalfRoundTrip(t *testing.T) {
 	for h := range 1 << 16 {
 		h := uint16(h)
-		f := halfToFloat(h)
+		f := wire.HalfToFloat(h)
 		if want := devicetest.HalfValue(h); float64(f) != want && !(math.IsNaN(want) && math.IsNaN(float64(f))) {
-			t.Fatalf("halfToFloat(%#04x) = %v, want %v", h, f, want)
+			t.Fatalf("HalfToFloat(%#04x) = %v, want %v", h, f, want)
 		}
-		if got := floatToHalf(f); got != h {
+		if got := wire.FloatToHalf(f); got != h {
 			t.Fatalf("%#04x comes back as %#04x", h, got)
 		}
 	}
@@ -105,14 +106,14 @@ func TestHalfRoundTrip(t *testing.T) {
 
 func TestToHalf(t *testing.T) {
 	compare := func(f float32) {
-		if got, want := floatToHalf(f), devicetest.NearestHalf(float64(f)); got != want {
-			t.Fatalf("floatToHalf(%v = %#x) = %#04x, want %#04x", f, math.Float32bits(f), got, want)
+		if got, want := wire.FloatToHalf(f), devicetest.NearestHalf(float64(f)); got != want {
+			t.Fatalf("FloatToHalf(%v = %#x) = %#04x, want %#04x", f, math.Float32bits(f), got, want)
 		}
 	}
 	// Each half, the middle between it and the next, and one f32 step to either
 	// side of both.
 	for h := range uint16(0x7c00) {
-		exact, middle := halfToFloat(h), (halfToFloat(h)+halfToFloat(h+1))/2
+		exact, middle := wire.HalfToFloat(h), (wire.HalfToFloat(h)+wire.HalfToFloat(h+1))/2
 		if h == 0x7bff {
 			middle = 65520
 		}
@@ -130,7 +131,7 @@ func TestToHalf(t *testing.T) {
 			compare(f)
 		}
 	}
-	if h := floatToHalf(math.Float32frombits(0x7f800001)); h != 0x7e00 {
+	if h := wire.FloatToHalf(math.Float32frombits(0x7f800001)); h != 0x7e00 {
 		t.Errorf("a NaN whose payload does not fit becomes %#04x", h)
 	}
 }

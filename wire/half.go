@@ -1,10 +1,10 @@
-package cpu
+package wire
 
 import "math"
 
-// halfToFloat widens an IEEE 754 binary16. Every value, including the NaNs'
+// HalfToFloat widens an IEEE 754 binary16. Every value, including the NaNs'
 // payloads, survives the conversion and its inverse.
-func halfToFloat(h uint16) float32 {
+func HalfToFloat(h uint16) float32 {
 	sign := uint32(h&0x8000) << 16
 	exponent, fraction := uint32(h>>10)&0x1f, uint32(h&0x3ff)
 	switch exponent {
@@ -17,9 +17,9 @@ func halfToFloat(h uint16) float32 {
 	return math.Float32frombits(sign | (exponent+127-15)<<23 | fraction<<13)
 }
 
-// floatToHalf rounds to the nearest binary16, ties to even; values that are too
+// FloatToHalf rounds to the nearest binary16, ties to even; values that are too
 // large become infinity.
-func floatToHalf(f float32) uint16 {
+func FloatToHalf(f float32) uint16 {
 	bits := math.Float32bits(f)
 	sign, magnitude := uint16(bits>>16)&0x8000, bits&0x7fffffff
 	switch {
