@@ -17,6 +17,7 @@ type device struct {
 	sharing Sharing
 	at      int64 // when the batches were brought up to date
 	batches []*batch
+	tenants [budget.MaxLevel + 1]*function // of the last batch of each level
 }
 
 // batch is a batch in flight. Its work is in nanoseconds that it takes alone.

@@ -22,6 +22,10 @@ const waiting = 1024
 // lead is the time from a batch's dispatch to the end of its gather.
 const lead = 100 * time.Microsecond
 
+// handover is how long the turn of a level is not used before a batch of another function: its process notices the turn,
+// gathers and launches. 0.15 ms were measured on an H200.
+const handover = 150 * time.Microsecond
+
 // function is a function that serves: libml's queue and account in virtual time, and what
 // the manager knows of it.
 type function struct {
@@ -258,6 +262,10 @@ func (f *function) begin(now int64) bool {
 		b.level = budget.Demoted
 	case f.rules.InvertLevels:
 		b.level = budget.MaxLevel + budget.MinLevel - b.level
+	}
+	if last := &f.device.tenants[b.level]; *last != f && !f.rules.NoTurns {
+		*last = f
+		b.work += float64(handover)
 	}
 	if !demoted {
 		f.account.Balance().Charge(now, f.account.Cost(b.padded))
