@@ -46,7 +46,7 @@ var (
 	raw = models.Card{
 		Name: "raw", Version: 1, Framework: "onnx", Decoder: models.Decoder{Name: "raw"},
 		Input:   models.Input{Name: "x", Height: 1, Width: 2, Channels: 1, WireType: models.F32, WireLayout: models.HWC},
-		Outputs: []models.Output{{Name: "sum", Shape: []int64{1}}, {Name: "pair", Shape: []int64{2}}},
+		Outputs: []models.Tensor{{Name: "sum", Type: models.F32, Shape: []int64{1}}, {Name: "pair", Type: models.F32, Shape: []int64{2}}},
 	}
 )
 

@@ -11,29 +11,6 @@ import (
 	"time"
 )
 
-// DType is the element type of a picture on the wire or of a tensor.
-type DType string
-
-// The element types that the gather converts between.
-const (
-	U8  DType = "u8"
-	F16 DType = "f16"
-	F32 DType = "f32"
-)
-
-// Bytes returns the size of one element, 0 for an unknown type.
-func (t DType) Bytes() int {
-	switch t {
-	case U8:
-		return 1
-	case F16:
-		return 2
-	case F32:
-		return 4
-	}
-	return 0
-}
-
 // Layout is the order of a picture's axes, without the batch axis.
 type Layout string
 
@@ -71,7 +48,7 @@ type Card struct {
 	Dir  string
 
 	Input   Input
-	Outputs []Output
+	Outputs []Tensor
 
 	// Batches are the batch sizes that are prepared, ascending, first element 1.
 	// A batch between two sizes is padded to the next.
@@ -182,21 +159,6 @@ func (in *Input) Shape(n int) []int64 {
 		return []int64{int64(n), int64(in.Channels), int64(in.Height), int64(in.Width)}
 	}
 	return []int64{int64(n), int64(in.Height), int64(in.Width), int64(in.Channels)}
-}
-
-// Output is one output tensor of the model, f32, shape [batch, Shape...].
-type Output struct {
-	Name  string
-	Shape []int64
-}
-
-// Elements returns the number of elements of one image's output.
-func (o *Output) Elements() int {
-	n := 1
-	for _, d := range o.Shape {
-		n *= int(d)
-	}
-	return n
 }
 
 // Decoder names the decoder that libml runs on an image's outputs, with its

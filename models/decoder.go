@@ -117,7 +117,7 @@ func (c *Card) decodeBoxes(v document.Value) {
 // output finds the output that v names and checks that its shape is [rows,
 // columns]: exactly rows (0: any) and at least columns. Otherwise it returns
 // nil.
-func (c *Card) output(v document.Value, name string, rows, columns int64) *Output {
+func (c *Card) output(v document.Value, name string, rows, columns int64) *Tensor {
 	if name == "" {
 		return nil
 	}

@@ -23,7 +23,7 @@ type cardFile struct {
 	Model string `yaml:"model" want:"the model's file, beside the card"`
 	// The picture on the wire, and the tensor that the model takes.
 	Input inputFile `yaml:"input" required:"true" want:"what arrives and what tensor the model wants"`
-	// The outputs of the model that are used, each f32 of shape [batch, shape...].
+	// The outputs of the model that are used, each of shape [batch, shape...].
 	Outputs []outputFile `yaml:"outputs" required:"true" minItems:"1" maxItems:"32" want:"{name, shape}"`
 	// The batch sizes that are prepared, ascending. A batch between two of them is padded. The first is 1,
 	// or the only one is the size of a model with a fixed batch. [1] if left out.
@@ -70,8 +70,10 @@ type formatFile struct {
 type outputFile struct {
 	// The model's output.
 	Name string `yaml:"name" required:"true" pattern:"^[^\\x00-\\x1f]{1,1000}$" want:"a tensor's name, without control characters"`
-	// The shape of one image's output, without the batch.
-	Shape []int64 `yaml:"shape" required:"true" minItems:"1" maxItems:"8" min:"1" max:"268435456"`
+	// Element type.
+	Type DType `yaml:"type" default:"f32" oneof:"bool|i8|i16|i32|i64|u8|u16|u32|u64|f16|bf16|f32|f64"`
+	// The shape of one image's output, without the batch; [] if there is one value per image.
+	Shape []int64 `yaml:"shape" required:"true" maxItems:"8" min:"1" max:"268435456"`
 }
 
 // The decoders, by name and style.

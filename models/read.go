@@ -28,6 +28,7 @@ const (
 	MaxBatchSize    = 1 << 10
 	// maxTensorBytes limits the buffer that holds the tensors of the largest batch.
 	maxTensorBytes = 1 << 30
+	maxElements    = 1 << 28
 	maxLabels      = 1 << 16
 	maxLabelBytes  = 256
 )
@@ -312,14 +313,14 @@ func inBytes(values []float32) string {
 
 func (c *Card) checkOutputs(v document.Value, outputs []outputFile) {
 	for i, f := range outputs {
-		o, at := Output(f), v.Find(i)
-		if o.Name != "" && slices.ContainsFunc(c.Outputs, func(p Output) bool { return p.Name == o.Name }) {
+		o, at := Tensor(f), v.Find(i)
+		if o.Name != "" && slices.ContainsFunc(c.Outputs, func(p Tensor) bool { return p.Name == o.Name }) {
 			at.Find("name").Reject("%q is listed twice", o.Name)
 		}
 		total := int64(1)
 		for _, n := range o.Shape {
-			if total *= n; total > maxTensorBytes/4 {
-				at.Find("shape").Reject("has more than %d elements", int64(maxTensorBytes/4))
+			if total *= n; total > maxElements {
+				at.Find("shape").Reject("has more than %d elements", int64(maxElements))
 				o.Shape = nil
 				break
 			}

@@ -12,9 +12,6 @@ func Aligned(n int) int { return (n + TensorAlignment - 1) &^ (TensorAlignment -
 // MaxBatch returns the largest batch size.
 func (c *Card) MaxBatch() int { return c.Batches[len(c.Batches)-1] }
 
-// Bytes returns the size of one image's output, f32.
-func (o *Output) Bytes() int { return 4 * o.Elements() }
-
 // TensorBytes returns the size of the buffer for the input tensor and all
 // output tensors of the largest batch, each aligned.
 func (c *Card) TensorBytes() int {
@@ -41,7 +38,7 @@ func (c *Card) ResultBytes() int {
 	}
 	total := 0
 	for i := range c.Outputs {
-		total += c.Outputs[i].Bytes()
+		total += F32.Bytes() * c.Outputs[i].Elements()
 	}
 	return total
 }

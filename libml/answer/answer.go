@@ -68,8 +68,11 @@ func Digest(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Floats returns the values of an output.
-func Floats(data []byte) []float32 {
+// Floats returns the values of an output of this type.
+func Floats(t models.DType, data []byte) []float32 {
+	if t != models.F32 {
+		data = t.AppendF32(nil, data)
+	}
 	values := make([]float32, len(data)/4)
 	for i := range values {
 		values[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
@@ -87,7 +90,7 @@ func (r *Reference) Fits(card *models.Card) bool {
 		return false
 	}
 	for i := range r.Outputs {
-		if 4*len(r.Outputs[i]) != card.Outputs[i].Bytes() {
+		if len(r.Outputs[i]) != card.Outputs[i].Elements() {
 			return false
 		}
 	}

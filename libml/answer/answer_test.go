@@ -46,7 +46,7 @@ func TestSample(t *testing.T) {
 	tensor, err := Sample(in, 0)
 	must.OK(t, err)
 	different := map[float32]bool{}
-	for i, v := range Floats(tensor) {
+	for i, v := range Floats(models.F32, tensor) {
 		c := i % 3
 		if pixel := v*in.Std[c] + in.Mean[c]; pixel < -0.01 || pixel > 255.01 || math.Abs(float64(pixel)-math.Round(float64(pixel))) > 0.01 {
 			t.Errorf("value %d is %g, of a pixel of %g", i, v, pixel)

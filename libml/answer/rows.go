@@ -1,7 +1,6 @@
 package answer
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -27,6 +26,7 @@ type Rows struct {
 // rowsOutput is one output of the card.
 type rowsOutput struct {
 	name  string
+	dtype models.DType
 	alone [Samples][]float32
 	// limit is the largest difference of equal values; infinite for an output that is not compared.
 	limit float64
@@ -53,7 +53,7 @@ const (
 func NewRows(card *models.Card) *Rows {
 	r := new(Rows)
 	for i := range card.Outputs {
-		r.outputs = append(r.outputs, rowsOutput{name: card.Outputs[i].Name, half: card.Input.TensorType == models.F16})
+		r.outputs = append(r.outputs, rowsOutput{name: card.Outputs[i].Name, dtype: card.Outputs[i].Type, half: card.Input.TensorType == models.F16})
 	}
 	return r
 }
@@ -77,9 +77,9 @@ func (r *Rows) Learn(image [][]byte) {
 	for i := range r.outputs {
 		o := &r.outputs[i]
 		if r.learned < Samples {
-			o.alone[r.learned] = Floats(image[i])
+			o.alone[r.learned] = Floats(o.dtype, image[i])
 		} else {
-			o.learnLimit(Floats(image[i]))
+			o.learnLimit(Floats(o.dtype, image[i]))
 		}
 	}
 	r.learned++
@@ -147,9 +147,9 @@ func (o *rowsOutput) differs(sample int, image []byte) bool {
 		return false
 	}
 	count := 0
+	got := Floats(o.dtype, image)
 	for i, want := range o.alone[sample] {
-		got := math.Float32frombits(binary.LittleEndian.Uint32(image[4*i:]))
-		if got != want && difference(want, got) > o.limit {
+		if got := got[i]; got != want && difference(want, got) > o.limit {
 			if count++; count > o.most {
 				return true
 			}

@@ -20,7 +20,7 @@ func encode(values ...float32) (data []byte) {
 
 // learn returns a comparison of one output, with these answers to the samples alone.
 func learn(t models.DType, alone [Samples][]float32, again []float32) *Rows {
-	r := NewRows(&models.Card{Input: models.Input{TensorType: t}, Outputs: []models.Output{{Name: "y", Shape: []int64{int64(len(again))}}}})
+	r := NewRows(&models.Card{Input: models.Input{TensorType: t}, Outputs: []models.Tensor{{Name: "y", Type: models.F32, Shape: []int64{int64(len(again))}}}})
 	for _, a := range append(alone[:], again) {
 		r.Learn([][]byte{encode(a...)})
 	}

@@ -49,8 +49,9 @@ type cardFormat struct {
 
 // cardOutput is one of the card's outputs.
 type cardOutput struct {
-	Name  string  `json:"name"`
-	Shape []int64 `json:"shape"`
+	Name  string       `json:"name"`
+	Type  models.DType `json:"type"`
+	Shape []int64      `json:"shape"`
 }
 
 // cardKnee is one of the card's knees.

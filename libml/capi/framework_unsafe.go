@@ -144,7 +144,7 @@ func (f *Framework) describe(env *framework.Environment) error {
 	outs := (*C.penstock_tensor)(f.allocate(len(card.Outputs) * C.sizeof_penstock_tensor))
 	for i, list := 0, unsafe.Slice(outs, len(card.Outputs)); i < len(list); i++ {
 		o := &card.Outputs[i]
-		list[i] = f.tensor(o.Name, models.F32, o.Shape, o.Bytes())
+		list[i] = f.tensor(o.Name, o.Type, o.Shape, o.Bytes())
 	}
 	e.outputs, e.output_count = outs, C.uint32_t(len(card.Outputs))
 	batches := (*C.int32_t)(f.allocate(len(card.Batches) * C.sizeof_int32_t))
@@ -162,8 +162,14 @@ func (f *Framework) tensor(name string, t models.DType, shape []int64, bytes int
 	}
 	return C.penstock_tensor{
 		name: f.text(name), shape: dims, rank: C.uint32_t(len(shape)), bytes: C.uint64_t(bytes),
-		_type: map[models.DType]C.uint32_t{models.U8: C.PENSTOCK_U8, models.F16: C.PENSTOCK_F16, models.F32: C.PENSTOCK_F32}[t],
+		_type: types[t],
 	}
+}
+
+var types = map[models.DType]C.uint32_t{
+	models.Bool: C.PENSTOCK_BOOL, models.I8: C.PENSTOCK_I8, models.I16: C.PENSTOCK_I16, models.I32: C.PENSTOCK_I32, models.I64: C.PENSTOCK_I64,
+	models.U8: C.PENSTOCK_U8, models.U16: C.PENSTOCK_U16, models.U32: C.PENSTOCK_U32, models.U64: C.PENSTOCK_U64,
+	models.F16: C.PENSTOCK_F16, models.BF16: C.PENSTOCK_BF16, models.F32: C.PENSTOCK_F32, models.F64: C.PENSTOCK_F64,
 }
 
 // LoadModel is framework.Framework's.

@@ -32,7 +32,7 @@ func card() *models.Card {
 			Name: "image", Height: 4, Width: 6, Channels: 3, WireType: models.U8, WireLayout: models.HWC,
 			TensorType: models.F16, TensorLayout: models.CHW, ReverseChannels: true, Mean: []float32{1, 2, 3}, Std: []float32{4, 5, 6},
 		},
-		Outputs: []models.Output{{Name: "prob", Shape: []int64{10}}, {Name: "box", Shape: []int64{7, 4}}},
+		Outputs: []models.Tensor{{Name: "prob", Type: models.F32, Shape: []int64{10}}, {Name: "box", Type: models.F32, Shape: []int64{7, 4}}},
 		Batches: []int{1, 2, 8}, SLO: 25 * time.Millisecond, KneePercent: 30, Knees: []models.Knee{{Batch: 1, Percent: 20}},
 		Threads: 2, Decoder: models.Decoder{Name: "topk", Params: map[string]any{"k": 5}}, Labels: []string{"shirt", "bag"},
 	}
@@ -108,7 +108,7 @@ func TestEnvironment(t *testing.T) {
 	const asJSON = `{"name":"clothes","version":3,"command":["/opt/model","--fast"],"model":"/opt/model.weights",` +
 		`"input":{"name":"image","size":[4,6,3],"wire":{"type":"u8","layout":"hwc"},"tensor":{"type":"f16","layout":"chw"},` +
 		`"reverse_channels":true,"mean":[1,2,3],"std":[4,5,6]},` +
-		`"outputs":[{"name":"prob","shape":[10]},{"name":"box","shape":[7,4]}],"batches":[1,2,8],"slo":0.025,` +
+		`"outputs":[{"name":"prob","type":"f32","shape":[10]},{"name":"box","type":"f32","shape":[7,4]}],"batches":[1,2,8],"slo":0.025,` +
 		`"knee_percent":30,"knees":[{"batch":1,"percent":20}],"threads":2,"decoder":{"k":5,"name":"topk"},` +
 		`"labels":["shirt","bag"],"file":"/opt/card.yaml","dir":"/opt"}`
 	if text != asJSON || !json.Valid([]byte(text)) {

@@ -84,7 +84,7 @@ func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph 
 	t.Cleanup(f.Close)
 	card := &models.Card{
 		Name: "digest", Input: models.Input{Height: 4, Width: 4, Channels: 1, TensorType: models.U8, TensorLayout: models.HWC},
-		Outputs: []models.Output{{Name: "digest", Shape: []int64{1}}}, Batches: []int{1, 2},
+		Outputs: []models.Tensor{{Name: "digest", Type: models.F32, Shape: []int64{1}}}, Batches: []int{1, 2},
 	}
 	must(f.Init(framework.Environment{Card: card, Device: devices[0].UUID(), Stream: func(slot int) uintptr {
 		return map[int]uintptr{0: whole.Handle(), 2: apart.Handle()}[slot]

@@ -120,6 +120,16 @@ enum penstock_type {
 	PENSTOCK_U8 = 1,
 	PENSTOCK_F16 = 2, /* IEEE 754 binary16 */
 	PENSTOCK_F32 = 3,
+	PENSTOCK_BOOL = 4, /* a byte, 0 or 1 */
+	PENSTOCK_I8 = 5,
+	PENSTOCK_I16 = 6,
+	PENSTOCK_I32 = 7,
+	PENSTOCK_I64 = 8,
+	PENSTOCK_U16 = 9,
+	PENSTOCK_U32 = 10,
+	PENSTOCK_U64 = 11,
+	PENSTOCK_BF16 = 12, /* the upper half of an f32 */
+	PENSTOCK_F64 = 13,
 };
 
 /* penstock_layout is the order of a picture's axes. */
@@ -143,7 +153,7 @@ typedef struct penstock_tensor {
 	const int64_t *shape; /* of one image, without the batch axis, which is the first */
 	uint64_t bytes; /* of one image */
 	uint32_t rank; /* of shape */
-	uint32_t type; /* enum penstock_type; outputs are PENSTOCK_F32 */
+	uint32_t type; /* enum penstock_type */
 	uint32_t layout; /* enum penstock_layout */
 	uint32_t reserved; /* 0 */
 } penstock_tensor;

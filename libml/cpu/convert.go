@@ -70,9 +70,9 @@ func newKernelOf[E element](in *models.Input, p plan) kernel {
 // device.Request.Bytes and shm.Fragment.Place are u32.
 func check(in *models.Input) error {
 	switch {
-	case in.WireType.Bytes() == 0:
+	case !converted(in.WireType):
 		return fmt.Errorf("%w: wire type %q", ErrInput, in.WireType)
-	case in.TensorType.Bytes() == 0:
+	case !converted(in.TensorType):
 		return fmt.Errorf("%w: tensor type %q", ErrInput, in.TensorType)
 	case in.WireLayout != models.HWC && in.WireLayout != models.CHW:
 		return fmt.Errorf("%w: wire layout %q", ErrInput, in.WireLayout)
@@ -99,6 +99,9 @@ func check(in *models.Input) error {
 	}
 	return nil
 }
+
+// converted reports whether a type is one of those that the gather converts between.
+func converted(t models.DType) bool { return t == models.U8 || t == models.F16 || t == models.F32 }
 
 // plan maps wire elements to tensor elements: channel c of pixel p goes to
 // base[c] + p*stride. All slices are indexed by the wire's channel.

@@ -33,6 +33,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
@@ -54,7 +55,7 @@ var (
 type Decoder interface {
 	// Append appends the result's payload, at most MaxBytes, to dst and returns its
 	// wire.Kind. outputs has one slice for each of the card's outputs, in the
-	// card's order: one image's elements, f32 little-endian. Append only reads them.
+	// card's order: one image's elements, little-endian. Append only reads them.
 	// After an error it returns dst unchanged. In steady state it allocates only to
 	// extend dst.
 	Append(dst []byte, outputs [][]byte) (payload []byte, kind uint8, err error)
@@ -80,12 +81,36 @@ func New(card *models.Card) (Decoder, error) {
 	if p.err != nil {
 		return nil, fmt.Errorf("decoder %s of %s: %w", card.Decoder.Name, card.Name, p.err)
 	}
+	if slices.ContainsFunc(card.Outputs, func(o models.Tensor) bool { return o.Type != models.F32 }) {
+		d = &widener{Decoder: d, tensors: card.Outputs, values: make([][]byte, len(card.Outputs))}
+	}
 	return d, nil
+}
+
+// widener passes outputs of any type to a decoder as f32.
+type widener struct {
+	Decoder
+	tensors []models.Tensor
+	values  [][]byte // scratch
+}
+
+func (d *widener) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
+	if len(outputs) != len(d.tensors) {
+		return dst, 0, errOutputs
+	}
+	for i, o := range outputs {
+		t := &d.tensors[i]
+		if len(o) != t.Bytes() {
+			return dst, 0, errOutputs
+		}
+		d.values[i] = t.Type.AppendF32(d.values[i][:0], o)
+	}
+	return d.Decoder.Append(dst, d.values)
 }
 
 // declared describes one output of the card.
 type declared struct {
-	bytes     int   // of one image
+	bytes     int   // of one image, as f32
 	notFinite error // errNotANumber with the output's name
 }
 

@@ -1,6 +1,7 @@
 package decode
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
@@ -39,7 +40,7 @@ func set(output []byte, i int, v float32) {
 func topKCard(classes int64, params map[string]any) *models.Card {
 	return &models.Card{
 		Name:    "fashion",
-		Outputs: []models.Output{{Name: "prob", Shape: []int64{classes}}},
+		Outputs: []models.Tensor{{Name: "prob", Type: models.F32, Shape: []int64{classes}}},
 		Decoder: models.Decoder{Name: "topk", Params: params},
 	}
 }
@@ -48,11 +49,11 @@ func topKCard(classes int64, params map[string]any) *models.Card {
 func faceCard() *models.Card {
 	return &models.Card{
 		Name: "face",
-		Outputs: []models.Output{
-			{Name: "Identity:0", Shape: []int64{512, 1}},
-			{Name: "Identity_1:0", Shape: []int64{384, 1}},
-			{Name: "Identity_2:0", Shape: []int64{512, 16}},
-			{Name: "Identity_3:0", Shape: []int64{384, 16}},
+		Outputs: []models.Tensor{
+			{Name: "Identity:0", Type: models.F32, Shape: []int64{512, 1}},
+			{Name: "Identity_1:0", Type: models.F32, Shape: []int64{384, 1}},
+			{Name: "Identity_2:0", Type: models.F32, Shape: []int64{512, 16}},
+			{Name: "Identity_3:0", Type: models.F32, Shape: []int64{384, 16}},
 		},
 		Decoder: models.Decoder{Name: "boxes", Params: map[string]any{
 			"style": "ssd-anchors", "score_activation": "sigmoid", "scale": int64(128),
@@ -71,9 +72,9 @@ func detectCard() *models.Card {
 	}
 	return &models.Card{
 		Name: "detect",
-		Outputs: []models.Output{
-			{Name: "c8", Shape: []int64{2704, 80}}, {Name: "c16", Shape: []int64{676, 80}}, {Name: "c32", Shape: []int64{169, 80}},
-			{Name: "b8", Shape: []int64{2704, 44}}, {Name: "b16", Shape: []int64{676, 44}}, {Name: "b32", Shape: []int64{169, 44}},
+		Outputs: []models.Tensor{
+			{Name: "c8", Type: models.F32, Shape: []int64{2704, 80}}, {Name: "c16", Type: models.F32, Shape: []int64{676, 80}}, {Name: "c32", Type: models.F32, Shape: []int64{169, 80}},
+			{Name: "b8", Type: models.F32, Shape: []int64{2704, 44}}, {Name: "b16", Type: models.F32, Shape: []int64{676, 44}}, {Name: "b32", Type: models.F32, Shape: []int64{169, 44}},
 		},
 		Decoder: models.Decoder{Name: "boxes", Params: map[string]any{
 			"style": "dfl", "size": int64(416), "bins": int64(11),
@@ -181,7 +182,7 @@ func TestTopKStableSort(t *testing.T) {
 func TestRaw(t *testing.T) {
 	card := &models.Card{
 		Name:    "own",
-		Outputs: []models.Output{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1, 1}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{2}}, {Name: "b", Type: models.F32, Shape: []int64{1, 1}}},
 		Decoder: models.Decoder{Name: "raw"},
 	}
 	d := newDecoder(t, card)
@@ -270,7 +271,7 @@ func TestDistributions(t *testing.T) {
 func smallCard(overlap float64, most int) *models.Card {
 	return &models.Card{
 		Name:    "small",
-		Outputs: []models.Output{{Name: "c", Shape: []int64{16, 2}}, {Name: "b", Shape: []int64{16, 8}}},
+		Outputs: []models.Tensor{{Name: "c", Type: models.F32, Shape: []int64{16, 2}}, {Name: "b", Type: models.F32, Shape: []int64{16, 8}}},
 		Decoder: models.Decoder{Name: "boxes", Params: map[string]any{
 			"style": "dfl", "size": 64, "bins": 2,
 			"score_threshold": 0.5, "iou_threshold": overlap, "max_boxes": most,
@@ -429,7 +430,7 @@ func TestCandidates(t *testing.T) {
 func rawCard() *models.Card {
 	return &models.Card{
 		Name:    "own",
-		Outputs: []models.Output{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{3}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{2}}, {Name: "b", Type: models.F32, Shape: []int64{3}}},
 		Decoder: models.Decoder{Name: "raw"},
 	}
 }
@@ -627,7 +628,7 @@ func FuzzAppend(f *testing.F) {
 	f.Add(tensor(nan, 1, float32(math.Inf(1)), float32(math.Inf(-1)), 0.5, math.MaxFloat32, -math.MaxFloat32))
 	f.Add(tensor(0.9, 0.1, 0.7))
 	small := detectCard()
-	small.Outputs = []models.Output{{Name: "c", Shape: []int64{16, 3}}, {Name: "b", Shape: []int64{16, 8}}}
+	small.Outputs = []models.Tensor{{Name: "c", Type: models.F32, Shape: []int64{16, 3}}, {Name: "b", Type: models.F32, Shape: []int64{16, 8}}}
 	small.Decoder.Params["levels"] = []any{map[string]any{"stride": 104, "classes": "c", "boxes": "b"}}
 	small.Decoder.Params["bins"] = 2
 	small.Decoder.Params["score_threshold"] = 0.0
@@ -707,5 +708,33 @@ func BenchmarkTopKOfAscendingClasses(b *testing.B) {
 		if _, _, err := d.Append(dst, outputs); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// A decoder reads outputs of other types as f32.
+func TestOtherTypes(t *testing.T) {
+	card := &models.Card{
+		Name: "typed", Decoder: models.Decoder{Name: "raw"},
+		Outputs: []models.Tensor{{Name: "class", Type: models.I64}, {Name: "p", Type: models.F16, Shape: []int64{2}}},
+	}
+	d := newDecoder(t, card)
+	class, p := binary.LittleEndian.AppendUint64(nil, 7), []byte{0x00, 0x3c, 0x00, 0xc0} // 1, -2
+	payload, kind, err := d.Append(nil, [][]byte{class, p})
+	if want := wire.AppendRaw(nil, []float32{7, 1, -2}); err != nil || wire.Kind(kind) != wire.KindRaw || !bytes.Equal(payload, want) || d.MaxBytes() != len(want) || card.ResultBytes() != len(want) {
+		t.Errorf("% x of kind %d, at most %d (%d) bytes: %v", payload, kind, d.MaxBytes(), card.ResultBytes(), err)
+	}
+	p[1] = 0x7c // infinity
+	if _, _, err := d.Append(nil, [][]byte{class, p}); !errors.Is(err, errNotANumber) {
+		t.Errorf("infinity: %v", err)
+	}
+	for _, outputs := range [][][]byte{{class}, {class, p[:2]}, {class[:4], p}} {
+		if _, _, err := d.Append(nil, outputs); !errors.Is(err, errOutputs) {
+			t.Errorf("outputs of other sizes: %v", err)
+		}
+	}
+	p[1] = 0x3c
+	outputs := [][]byte{class, p}
+	if n := testing.AllocsPerRun(10, func() { payload, _, _ = d.Append(payload[:0], outputs) }); n > 0 {
+		t.Errorf("allocates %v times", n)
 	}
 }

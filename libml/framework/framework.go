@@ -103,7 +103,7 @@ type Framework interface {
 	// ConfigureBatch prepares a batch of n images in slot: graphs, bindings, warm caches, and the
 	// parts of the model for this size that LinkModel left out. inputs holds one buffer, as a card has
 	// one input: n images, Card.Input.TensorBytes() each, of shape Card.Input.Shape(n). outputs holds one buffer for
-	// each of Card.Outputs, in the card's order: n images, Output.Bytes() each, f32, of shape [n,
+	// each of Card.Outputs, in the card's order: n images, Tensor.Bytes() each, of shape [n,
 	// Shape...]. Batch sizes of one slot share memory: inputs and outputs of a smaller n are
 	// prefixes of those of a larger.
 	//

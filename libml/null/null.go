@@ -261,6 +261,11 @@ func (f *Framework) LinkModel() (persistentBytes int64, err error) {
 	if err := f.step("link"); err != nil || f.name == "" {
 		return 0, err
 	}
+	for _, o := range f.card.Outputs {
+		if o.Type != models.F32 {
+			return 0, fmt.Errorf("output %s is %s: framework null answers f32 on a GPU", o.Name, o.Type)
+		}
+	}
 	if f.gpu, err = openGPU(f.name, f.card.MaxBatch(), f.behaviour.Allocate); err != nil {
 		return 0, err
 	}
@@ -335,6 +340,10 @@ func (f *Framework) InferBatch(slot, n int) error {
 		for o := range b.outputs {
 			bytes := f.card.Outputs[o].Bytes()
 			out := b.outputs[o].Slice(i*bytes, (i+1)*bytes).Bytes()
+			if f.card.Outputs[o].Type != models.F32 {
+				fillBytes(out, digest, o)
+				continue
+			}
 			for e := 0; e < len(out)/4; e++ {
 				v := Value(digest, o, e)
 				if do.NaN {
@@ -377,6 +386,13 @@ func Digest(image []byte) uint32 {
 // Value returns element e of output o for an image with that digest.
 func Value(digest uint32, o, e int) float32 {
 	return float32((digest + uint32(o)<<16 + uint32(e)) & 0xffffff)
+}
+
+// fillBytes fills an image's output o of another type than f32: each byte is 0 or 1, by digest.
+func fillBytes(out []byte, digest uint32, o int) {
+	for e := range out {
+		out[e] = byte(digest>>(e%24)+uint32(o)) & 1
+	}
 }
 
 // spin uses d of the thread's CPU time. The caller must be locked to its thread; otherwise the time

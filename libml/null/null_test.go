@@ -26,7 +26,7 @@ func card() *models.Card {
 	return &models.Card{
 		Name:    "null",
 		Input:   models.Input{Height: 3, Width: 5, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC},
-		Outputs: []models.Output{{Name: "a", Shape: []int64{4}}, {Name: "b", Shape: []int64{2, 3}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{4}}, {Name: "b", Type: models.F32, Shape: []int64{2, 3}}},
 		Batches: []int{1, 2, 4},
 	}
 }

@@ -66,7 +66,7 @@ func newReference(env framework.Environment, model []byte) (_ *answer.Reference,
 		return nil, err
 	}
 	for i, o := range outputs {
-		r.Outputs = append(r.Outputs, answer.Floats(o[:card.Outputs[i].Bytes()]))
+		r.Outputs = append(r.Outputs, answer.Floats(card.Outputs[i].Type, o[:card.Outputs[i].Bytes()]))
 	}
 	return r, nil
 }
@@ -100,7 +100,7 @@ func (s *size) checkAnswer(in place, outs []place, launch func() error) (err err
 		if err := errors.Join(s.stream.Copy(cuda.At(host), o.at, o.bytes), s.stream.Synchronize()); err != nil {
 			return err
 		}
-		if err := r.Compare(k, o.name, answer.Floats(host[:o.bytes]), n); err != nil {
+		if err := r.Compare(k, o.name, answer.Floats(o.dtype, host[:o.bytes]), n); err != nil {
 			return err
 		}
 	}

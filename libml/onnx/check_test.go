@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/models"
 )
 
 // The played model answers with the beginning of its input.
@@ -18,7 +19,7 @@ func TestRightAnswers(t *testing.T) {
 	r := newRig(t, &played{})
 	r.gpu.ask = func(env framework.Environment, _ []byte) (*answer.Reference, error) {
 		picture, err := answer.Sample(env.Card.Input, 0)
-		return &answer.Reference{Input: picture, Outputs: [][]float32{answer.Floats(picture[:40])}}, err
+		return &answer.Reference{Input: picture, Outputs: [][]float32{answer.Floats(models.F32, picture[:40])}}, err
 	}
 	r.linked()
 	if got := len(r.gpu.reference.Input); got != r.card.Input.TensorBytes() {

@@ -150,7 +150,7 @@ func (c *cpu) bind(n int, input device.Buffer, outputs []device.Buffer) (_ *batc
 		}
 	}()
 
-	t, err := b.tensor(in.Shape(n), input.Bytes(), elementType(in.TensorType))
+	t, err := b.tensor(in.Shape(n), input.Bytes(), elementTypes[in.TensorType])
 	if err != nil {
 		return nil, fmt.Errorf("make input %s: %w", in.Name, err)
 	}
@@ -165,8 +165,8 @@ func (c *cpu) bind(n int, input device.Buffer, outputs []device.Buffer) (_ *batc
 	return b, nil
 }
 
-func (b *batch) bindOutput(o *models.Output, n int, data []byte) error {
-	t, err := b.tensor(append([]int64{int64(n)}, o.Shape...), data, ort.TensorElementDataTypeFloat)
+func (b *batch) bindOutput(o *models.Tensor, n int, data []byte) error {
+	t, err := b.tensor(o.Batch(n), data, elementTypes[o.Type])
 	if err != nil {
 		return fmt.Errorf("make output %s: %w", o.Name, err)
 	}

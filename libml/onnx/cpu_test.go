@@ -43,7 +43,7 @@ func makeBuffers(card *models.Card, n int) buffers {
 // output is the named output of image i.
 func (b *buffers) output(t *testing.T, card *models.Card, name string, i int) []float32 {
 	t.Helper()
-	o := slices.IndexFunc(card.Outputs, func(o models.Output) bool { return o.Name == name })
+	o := slices.IndexFunc(card.Outputs, func(o models.Tensor) bool { return o.Name == name })
 	if o < 0 {
 		t.Fatalf("card %s has no output %s", card.Name, name)
 	}
@@ -396,7 +396,9 @@ func TestLoadModelErrors(t *testing.T) {
 			[]string{"does not fit its card", "f32 [n, 1, 28, 28] in the model", "f32 [n, 1, 32, 28] in the card"}},
 		{"of another type", func(t *testing.T, c *models.Card) { c.Input.TensorType = models.U8 },
 			[]string{"f32 [n, 1, 28, 28] in the model", "u8 [n, 1, 28, 28] in the card"}},
-		{"with other classes", func(t *testing.T, c *models.Card) { c.Outputs = []models.Output{{Name: "prob", Shape: []int64{11}}} },
+		{"with other classes", func(t *testing.T, c *models.Card) {
+			c.Outputs = []models.Tensor{{Name: "prob", Type: models.F32, Shape: []int64{11}}}
+		},
 			[]string{`"prob"`, "[n, 10] in the model", "[n, 11] in the card"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -311,7 +311,7 @@ func places(card *models.Card, n int, input device.Buffer, outputs []device.Buff
 	in = place{card.Input.Name, cuda.Pointer(input.Address()), input.Len(), card.Input.Shape(n), card.Input.TensorType}
 	for i, b := range outputs {
 		o := &card.Outputs[i]
-		outs = append(outs, place{o.Name, cuda.Pointer(b.Address()), b.Len(), append([]int64{int64(n)}, o.Shape...), models.F32})
+		outs = append(outs, place{o.Name, cuda.Pointer(b.Address()), b.Len(), o.Batch(n), o.Type})
 	}
 	return in, outs
 }

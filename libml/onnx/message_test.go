@@ -13,7 +13,7 @@ import (
 func TestSummarize(t *testing.T) {
 	card := &models.Card{
 		Model: "/m/net.onnx", File: "/m/card.yaml", Lines: map[string]int{"outputs[1].shape": 14},
-		Outputs: []models.Output{{Name: "a", Shape: []int64{3}}, {Name: "b", Shape: []int64{1, 14, 14}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{3}}, {Name: "b", Type: models.F32, Shape: []int64{1, 14, 14}}},
 	}
 	for message, want := range map[string]string{
 		"Error creating session: Load model from /m/net.onnx failed:/shared/onnxruntime/core/graph/model.cc:192 onnxruntime::Model::Model(onnx::ModelProto&&, const PathString&, const std::vector<int>* , const logging::Logger&) Unsupported model IR version: 14, max supported IR version: 13":                                                                   "Unsupported model IR version: 14, max supported IR version: 13",

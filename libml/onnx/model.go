@@ -144,8 +144,8 @@ func tensors(infos []ort.InputOutputInfo) []signature.Tensor {
 			Name: info.Name, Dims: info.Dimensions,
 			Type: strings.ToLower(strings.TrimPrefix(info.DataType.String(), "ONNX_TENSOR_ELEMENT_DATA_TYPE_")),
 		}
-		for _, d := range []models.DType{models.U8, models.F16, models.F32} {
-			if info.OrtValueType == ort.ONNXTypeTensor && info.DataType == elementType(d) {
+		for d, element := range elementTypes {
+			if info.OrtValueType == ort.ONNXTypeTensor && info.DataType == element {
 				t.Type = string(d)
 			}
 		}
@@ -154,13 +154,13 @@ func tensors(infos []ort.InputOutputInfo) []signature.Tensor {
 	return out
 }
 
-func elementType(t models.DType) ort.TensorElementDataType {
-	switch t {
-	case models.U8:
-		return ort.TensorElementDataTypeUint8
-	case models.F16:
-		return ort.TensorElementDataTypeFloat16
-	default: // models.F32: a card has no other
-		return ort.TensorElementDataTypeFloat
-	}
+// elementTypes are ONNX Runtime's numbers of types.
+var elementTypes = map[models.DType]ort.TensorElementDataType{
+	models.Bool: ort.TensorElementDataTypeBool,
+	models.I8:   ort.TensorElementDataTypeInt8, models.I16: ort.TensorElementDataTypeInt16,
+	models.I32: ort.TensorElementDataTypeInt32, models.I64: ort.TensorElementDataTypeInt64,
+	models.U8: ort.TensorElementDataTypeUint8, models.U16: ort.TensorElementDataTypeUint16,
+	models.U32: ort.TensorElementDataTypeUint32, models.U64: ort.TensorElementDataTypeUint64,
+	models.F16: ort.TensorElementDataTypeFloat16, models.BF16: ort.TensorElementDataTypeBFloat16,
+	models.F32: ort.TensorElementDataTypeFloat, models.F64: ort.TensorElementDataTypeDouble,
 }

@@ -21,7 +21,6 @@ import (
 	"unsafe"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/models"
 )
 
 // value returns the value of a call, or its error.
@@ -315,7 +314,7 @@ type ortBinding struct{ session, handle C.uint64_t }
 func (b *ortBinding) add(output C.int, p place) error {
 	name := C.CString(p.name)
 	defer C.free(unsafe.Pointer(name))
-	element := map[models.DType]C.uint{models.U8: C.PON_UINT8, models.F16: C.PON_FLOAT16, models.F32: C.PON_FLOAT}[p.dtype]
+	element := C.uint(elementTypes[p.dtype]) // ONNX Runtime's numbers
 	_, err := value(C.pon_bind(b.handle, output, name, C.uint64_t(p.at), C.uint64_t(p.bytes),
 		(*C.int64_t)(unsafe.Pointer(unsafe.SliceData(p.shape))), C.size_t(len(p.shape)), element))
 	return err

@@ -35,7 +35,7 @@ func testCard() *models.Card {
 			Height: 32, Width: 32, Channels: 3, // datapathtest.PictureBytes
 			WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
 		},
-		Outputs: []models.Output{{Name: "a", Shape: []int64{1024}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{1024}}},
 		Batches: []int{1, 2, 4},
 		SLO:     time.Minute,
 		Decoder: models.Decoder{Name: "raw"},

@@ -49,7 +49,7 @@ func Card() *models.Card {
 			Height: 4, Width: 5, Channels: 3,
 			WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
 		},
-		Outputs: []models.Output{{Name: "a", Shape: []int64{3}}, {Name: "b", Shape: []int64{2, 2}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{3}}, {Name: "b", Type: models.F32, Shape: []int64{2, 2}}},
 		Batches: []int{1, 2, 4, 8},
 		SLO:     time.Hour,
 		Decoder: models.Decoder{Name: "raw"},

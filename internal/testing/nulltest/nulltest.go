@@ -95,7 +95,7 @@ func unlinked(t must.Test, in models.Input, b null.Behaviour) *rig {
 	t.Helper()
 	r := &rig{t: t, card: &models.Card{
 		Name: "null", Input: in, Batches: []int{1, most},
-		Outputs: []models.Output{{Name: "a", Shape: []int64{4}}, {Name: "b", Shape: []int64{70, 5}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{4}}, {Name: "b", Type: models.F32, Shape: []int64{70, 5}}},
 	}}
 	var err error
 	if r.device, err = gpu.New(in, gpu.Options{Device: "cuda"}); err != nil {

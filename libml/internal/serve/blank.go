@@ -2,12 +2,13 @@ package serve
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/penstock/penstock/models"
 )
 
 // blank is the byte that libml writes all over the outputs before a warm-up run on a CPU.
-// As a float32 it is a NaN whose payload no computation with numbers produces.
+// A float of such bytes is a NaN whose payload no computation with numbers produces.
 const blank = 0xff
 
 // wipe fills outputs with blank.
@@ -20,18 +21,22 @@ func wipe(outputs [][]byte) {
 }
 
 // checkWritten returns an error if a value of the card's outputs is still blank: a framework
-// that does not write it would return another request's result.
+// that does not write it would return another request's result. Integers have no value that no model
+// answers, so these are not checked.
 func checkWritten(card *models.Card, outputs [][]byte) error {
 	for o, out := range outputs {
-		left := 0
-		for at := 0; at+4 <= len(out); at += 4 {
-			if out[at]&out[at+1]&out[at+2]&out[at+3] == blank {
+		dtype, left := card.Outputs[o].Type, 0
+		if !dtype.IsFloat() {
+			continue
+		}
+		for value := range slices.Chunk(out, dtype.Bytes()) {
+			if !slices.ContainsFunc(value, func(b byte) bool { return b != blank }) {
 				left++
 			}
 		}
 		if left > 0 {
 			return fmt.Errorf("%d of %d values of output %s were not written; write all outputs of a batch into the memory that configure_batch received",
-				left, len(out)/4, card.Outputs[o].Name)
+				left, len(out)/dtype.Bytes(), card.Outputs[o].Name)
 		}
 	}
 	return nil

@@ -48,7 +48,7 @@ func TestONNXModels(t *testing.T) {
 			in.Name, in.TensorType, in.TensorLayout = "x", c.dtype, models.HWC
 			in.ReverseChannels, in.Mean, in.Std = false, nil, nil
 			card.Name, card.Framework, card.Batches = "tiny", "onnx", c.ladder
-			card.Outputs = []models.Output{{Name: "y", Shape: []int64{outputs}}}
+			card.Outputs = []models.Tensor{{Name: "y", Type: models.F32, Shape: []int64{outputs}}}
 			card.Model = filepath.Join(t.TempDir(), "tiny.onnx")
 			model := tinymodel.Linear(c.element, outputs, c.batch, int64(in.Height), int64(in.Width), int64(in.Channels))
 			must.OK(t, os.WriteFile(card.Model, model.Encode(), 0o600))
@@ -103,9 +103,9 @@ func TestRefusedONNXModels(t *testing.T) {
 		want  string
 	}{
 		{"i64", tinymodel.Linear(tinymodel.I64, 4, dynamic, 6, 5, 3),
-			`input "x" is int64 [n, 6, 5, 3] in the model, want u8, f16 or f32; put a Cast in front of it`},
+			`input "x" is i64 [n, 6, 5, 3] in the model, want u8, f16 or f32; put a Cast in front of it`},
 		{"two inputs", two,
-			`model takes 2 inputs ("x" f32 [n, 6, 5, 3], "mask" int64 [n, 7]), want one of u8, f16 or f32, because a request is one picture`},
+			`model takes 2 inputs ("x" f32 [n, 6, 5, 3], "mask" i64 [n, 7]), want one of u8, f16 or f32, because a request is one picture`},
 		{"fixed batch, another ladder", tinymodel.Linear(tinymodel.F32, 4, 4, 6, 5, 3),
 			`input "x" is f32 [4, 6, 5, 3] in the model, fixed at batch 4; the card has batches [1 2 4 8], want [4] if the first axis is the batch: smaller batches are padded`},
 		{"batch on the second axis", timeFirst,
@@ -115,7 +115,7 @@ func TestRefusedONNXModels(t *testing.T) {
 			card := card()
 			card.Input.Name, card.Input.TensorLayout = "x", models.HWC
 			card.Name, card.Framework = "tiny", "onnx"
-			card.Outputs = []models.Output{{Name: "y", Shape: []int64{4}}}
+			card.Outputs = []models.Tensor{{Name: "y", Type: models.F32, Shape: []int64{4}}}
 			card.Model = filepath.Join(t.TempDir(), "tiny.onnx")
 			must.OK(t, os.WriteFile(card.Model, c.model.Encode(), 0o600))
 			_, err := reference.New(card, func(*models.Card) (framework.Framework, error) { return onnx.New(), nil })
@@ -144,7 +144,7 @@ func TestWeightsInAnotherFile(t *testing.T) {
 	card := card()
 	card.Name, card.Framework, card.Input.Name, card.Input.TensorLayout = "tiny", "onnx", "x", models.HWC
 	card.Input.Mean, card.Input.Std = nil, nil
-	card.Outputs = []models.Output{{Name: "y", Shape: []int64{4}}}
+	card.Outputs = []models.Tensor{{Name: "y", Type: models.F32, Shape: []int64{4}}}
 	card.Model, card.Data = filepath.Join(folder, "sub/tiny.onnx"), []string{filepath.Join(folder, "sub/parts/w.data")}
 	build := func(*models.Card) (framework.Framework, error) { return onnx.New(), nil }
 

@@ -23,7 +23,7 @@ func card() *models.Card {
 			WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW,
 			ReverseChannels: true, Mean: []float32{1, 2, 3}, Std: []float32{4, 5, 6},
 		},
-		Outputs: []models.Output{{Name: "a", Shape: []int64{4}}, {Name: "b", Shape: []int64{2, 3}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{4}}, {Name: "b", Type: models.F32, Shape: []int64{2, 3}}},
 		Batches: []int{1, 2, 4, 8},
 		SLO:     3600e9,
 		Decoder: models.Decoder{Name: "raw"},

@@ -41,7 +41,7 @@ func (m *mixing) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (i
 		out := b.Outputs[0]
 		rows := make([][]float32, n)
 		for i := range rows {
-			rows[i] = answer.Floats(out[i*len(out)/n:][:len(out)/n])
+			rows[i] = answer.Floats(models.F32, out[i*len(out)/n:][:len(out)/n])
 		}
 		m.mix(rows)
 		for at, v := range slices.Concat(rows...) {

@@ -26,7 +26,7 @@ func TestTensors(t *testing.T) {
 			Batches: []int{1, rapid.IntRange(2, 20).Draw(t, "batch")},
 		}
 		for range rapid.IntRange(1, 4).Draw(t, "outputs") {
-			card.Outputs = append(card.Outputs, models.Output{Shape: []int64{int64(rapid.IntRange(1, 50).Draw(t, "elements"))}})
+			card.Outputs = append(card.Outputs, models.Tensor{Type: models.F32, Shape: []int64{int64(rapid.IntRange(1, 50).Draw(t, "elements"))}})
 		}
 		memory, err := NewScratch(card.TensorBytes())
 		must.OK(t, err)

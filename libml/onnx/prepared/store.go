@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/onnx/signature"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/private"
 )
 
@@ -267,7 +268,7 @@ func (a *Answer) read(dir string) error {
 		if n < 0 || n > len(content)/4 {
 			return fmt.Errorf("the index has %d values of the answer, and %s does not", a.Values, answerFile)
 		}
-		a.Outputs, content = append(a.Outputs, answer.Floats(content[:4*n])), content[4*n:]
+		a.Outputs, content = append(a.Outputs, answer.Floats(models.F32, content[:4*n])), content[4*n:]
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func Check(card *models.Card, inputs, outputs []Tensor) error {
 	}
 	for i := range card.Outputs {
 		o := &card.Outputs[i]
-		want, key := Tensor{Name: o.Name, Type: string(models.F32), Dims: append([]int64{-1}, o.Shape...)}, fmt.Sprintf("outputs[%d].", i)
+		want, key := Tensor{Name: o.Name, Type: string(o.Type), Dims: append([]int64{-1}, o.Shape...)}, fmt.Sprintf("outputs[%d].", i)
 		output, err := findTensor("output", card, want, outputs, key+"name", key+"shape")
 		if err == nil {
 			err = cmp.Or(checkBatchAxis(output, input), checkFixed("output", card, output))

@@ -11,7 +11,7 @@ func TestCheck(t *testing.T) {
 	card := &models.Card{
 		Input: models.Input{Name: "x", Height: 4, Width: 6, Channels: 3,
 			WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW},
-		Outputs: []models.Output{{Name: "y", Shape: []int64{10}}, {Name: "z", Shape: []int64{5, 4}}},
+		Outputs: []models.Tensor{{Name: "y", Type: models.F32, Shape: []int64{10}}, {Name: "z", Type: models.F32, Shape: []int64{5, 4}}},
 		Batches: []int{1, 2}, File: "/m/card.yaml",
 		Lines: map[string]int{"batches": 9, "input.name": 3, "input.size": 4, "outputs[0].shape": 6, "outputs[1].name": 7},
 	}

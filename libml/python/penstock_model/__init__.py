@@ -98,7 +98,7 @@ class Framework:
 
 class Spec:
     """One tensor of the card, for one image: name, shape (without the batch axis),
-    type ("u8", "f16", "f32"), layout ("hwc", "chw", or "" of outputs), bytes."""
+    type ("bool", "i8" to "i64", "u8" to "u64", "f16", "bf16", "f32", "f64"), layout ("hwc", "chw", or "" of outputs), bytes."""
 
     def __init__(self, name, shape, type, layout, bytes):
         self.name, self.shape, self.type, self.layout, self.bytes = name, tuple(shape), type, layout, bytes
@@ -107,9 +107,11 @@ class Spec:
         return "%s %s of %s" % (self.name, list(self.shape), self.type)
 
 
-# The element types in numpy's array interface, and in struct.
-_TYPESTR = {"u8": "|u1", "f16": "<f2", "f32": "<f4"}
-_FORMAT = {"u8": "B", "f16": "e", "f32": "f"}
+# The element types in numpy's array interface, and in struct. Neither has bf16: it is its bits there.
+_TYPESTR = {"bool": "|b1", "i8": "|i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "u8": "|u1", "u16": "<u2", "u32": "<u4",
+            "u64": "<u8", "f16": "<f2", "bf16": "<u2", "f32": "<f4", "f64": "<f8"}
+_FORMAT = {"bool": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
+           "f16": "e", "bf16": "H", "f32": "f", "f64": "d"}
 
 
 class _Tensor:

@@ -9,7 +9,8 @@ ABI = 1
 
 OK, FAILED, NO_HOST_STAGE, OUT_OF_MEMORY, DEVICE_LOST, NOT_SHARED, WRONG_ANSWERS = range(7)
 DEBUG, INFO, WARN, ERROR = range(4)
-TYPES = {1: "u8", 2: "f16", 3: "f32"}
+TYPES = {1: "u8", 2: "f16", 3: "f32", 4: "bool", 5: "i8", 6: "i16", 7: "i32", 8: "i64", 9: "u16", 10: "u32", 11: "u64",
+         12: "bf16", 13: "f64"}
 LAYOUTS = {0: "", 1: "hwc", 2: "chw"}
 
 

@@ -7,7 +7,11 @@ import torch
 from .. import WrongAnswers, failure
 from .files import last_line
 
-TYPES = {"u8": torch.uint8, "f16": torch.float16, "f32": torch.float32}
+# PyTorch before 2.3 has no u16, u32 and u64.
+TYPES = {name: getattr(torch, of) for name, of in {
+    "bool": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+    "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}.items() if hasattr(torch, of)}
 
 # The max difference between a value and the CPU's, divided by the largest value of its output.
 # The framework "onnx" has the same limit. Its correct models differed by at most 0.06, and
@@ -40,7 +44,7 @@ def outputs(card_outputs, y, n):
         if tuple(t.shape) != (n,) + o.shape:
             raise ValueError("output %s of the model is %s, and the card says %s" % (o.name, list(t.shape), [n] + list(o.shape)))
         if t.is_complex():
-            raise ValueError("output %s of the model is of %s, which f32 cannot hold" % (o.name, t.dtype))
+            raise ValueError("output %s of the model is of %s, which %s cannot hold" % (o.name, t.dtype, o.type))
     return y
 
 

@@ -19,7 +19,7 @@ class CPU:
 
     def configure(self, slot, n, input, outputs):
         x = torch.frombuffer(input.memory(), dtype=card.TYPES[input.type]).view(input.shape)
-        ys = [torch.frombuffer(o.memory(), dtype=torch.float32).view(o.shape) for o in outputs]
+        ys = [torch.frombuffer(o.memory(), dtype=card.TYPES[o.type]).view(o.shape) for o in outputs]
         self.batches[slot, n] = x, ys
         return 0
 

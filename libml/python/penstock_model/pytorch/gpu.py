@@ -142,7 +142,7 @@ class GPU:
             for _ in range(2):
                 y = card.try_on(self.env, self.module, x)
                 # The graph copies, too, so that no kernel is new in the capture.
-                y = [torch.empty(t.shape, dtype=torch.float32, device="cuda:0").copy_(t) for t in y]
+                y = [torch.empty(t.shape, dtype=card.TYPES[o.type], device="cuda:0").copy_(t) for t, o in zip(y, self.env.outputs)]
             got = [t.cpu() for t in y]
             del x, y
         if self.reference is not None:
@@ -164,7 +164,7 @@ class GPU:
     def capture(self, lane, n, input, outputs):
         with _Counted(lane), torch.cuda.stream(lane.stream):
             x = torch.as_tensor(input, device="cuda:0")
-            into = [torch.as_tensor(o, device="cuda:0") for o in outputs]
+            into = [torch.as_tensor(o, device="cuda:0").view(card.TYPES[o.type]) for o in outputs]
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             # Other threads call CUDA at the same time.
             graph.capture_begin(pool=lane.pool.id, capture_error_mode="thread_local")

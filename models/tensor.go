@@ -1,0 +1,109 @@
+package models
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// DType is the element type of a picture on the wire or of a tensor.
+type DType string
+
+// The element types. The gather converts between U8, F16 and F32; it copies the others.
+const (
+	Bool DType = "bool" // a byte, 0 or 1
+	I8   DType = "i8"
+	I16  DType = "i16"
+	I32  DType = "i32"
+	I64  DType = "i64"
+	U8   DType = "u8"
+	U16  DType = "u16"
+	U32  DType = "u32"
+	U64  DType = "u64"
+	F16  DType = "f16"
+	BF16 DType = "bf16"
+	F32  DType = "f32"
+	F64  DType = "f64"
+)
+
+// Bytes returns the size of one element, 0 for an unknown type.
+func (t DType) Bytes() int {
+	switch t {
+	case Bool, I8, U8:
+		return 1
+	case I16, U16, F16, BF16:
+		return 2
+	case I32, U32, F32:
+		return 4
+	case I64, U64, F64:
+		return 8
+	}
+	return 0
+}
+
+// IsFloat reports whether elements have fractions, infinities and NaN.
+func (t DType) IsFloat() bool { return t == F16 || t == BF16 || t == F32 || t == F64 }
+
+// AppendF32 appends elements to dst, each as the nearest f32. Both are little endian. It ignores an incomplete
+// element at the end, and allocates only to extend dst.
+func (t DType) AppendF32(dst, data []byte) []byte {
+	size := t.Bytes()
+	if t == F32 || size == 0 {
+		return append(dst, data[:len(data)/4*size]...)
+	}
+	for ; len(data) >= size; data = data[size:] {
+		dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(t.float(data)))
+	}
+	return dst
+}
+
+// float returns the first element of data. t is known and not F32.
+func (t DType) float(data []byte) float32 {
+	switch t {
+	case F16:
+		return wire.HalfToFloat(binary.LittleEndian.Uint16(data))
+	case BF16:
+		return math.Float32frombits(uint32(binary.LittleEndian.Uint16(data)) << 16)
+	case F64:
+		return float32(math.Float64frombits(binary.LittleEndian.Uint64(data)))
+	case I8:
+		return float32(int8(data[0]))
+	case I16:
+		return float32(int16(binary.LittleEndian.Uint16(data)))
+	case I32:
+		return float32(int32(binary.LittleEndian.Uint32(data)))
+	case I64:
+		return float32(int64(binary.LittleEndian.Uint64(data)))
+	case U16:
+		return float32(binary.LittleEndian.Uint16(data))
+	case U32:
+		return float32(binary.LittleEndian.Uint32(data))
+	case U64:
+		return float32(binary.LittleEndian.Uint64(data))
+	}
+	return float32(data[0]) // Bool, U8
+}
+
+// Tensor is an input or output of the model. Its shape in a batch of n images is [n, Shape...].
+type Tensor struct {
+	Name string
+	Type DType
+	// Shape is that of one image; it is empty if there is one element per image.
+	Shape []int64
+}
+
+// Elements returns the number of elements of one image.
+func (t *Tensor) Elements() int {
+	n := 1
+	for _, d := range t.Shape {
+		n *= int(d)
+	}
+	return n
+}
+
+// Bytes returns the size of one image.
+func (t *Tensor) Bytes() int { return t.Type.Bytes() * t.Elements() }
+
+// Batch returns the shape of n images.
+func (t *Tensor) Batch(n int) []int64 { return append([]int64{int64(n)}, t.Shape...) }
