@@ -107,7 +107,7 @@ class Spec:
         return "%s %s of %s" % (self.name, list(self.shape), self.type)
 
 
-# The element types in numpy's array interface, and in struct. Neither has bf16: it is its bits there.
+# The element types in the array interface of numpy, and in struct. Both know no bf16, and show it as u16.
 _TYPESTR = {"bool": "|b1", "i8": "|i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "u8": "|u1", "u16": "<u2", "u32": "<u4",
             "u64": "<u8", "f16": "<f2", "bf16": "<u2", "f32": "<f4", "f64": "<f8"}
 _FORMAT = {"bool": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
