@@ -120,7 +120,7 @@ func TestOverdue(t *testing.T) {
 func TestOverdueTimes(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	now := shm.Now()
-	geometry := shm.Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 64}
+	geometry := shm.Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 64, PoolBytes: 8 * 64}
 	table, err := shm.NewTable("test", geometry)
 	must.OK(t, err)
 	defer table.Close()
@@ -180,7 +180,7 @@ func TestOverdueRouse(t *testing.T) {
 		{"checks anyway", false, 1, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			channel, err := shm.NewChannel("test", shm.Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 64})
+			channel, err := shm.NewChannel("test", shm.Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 64, PoolBytes: 8 * 64})
 			must.OK(t, err)
 			defer channel.Close()
 			q := &Queue{port: &Port{}, channel: channel, inFlight: row.flying}

@@ -134,6 +134,18 @@ const (
 // results than the first one's.
 const minResultBytes = 4096
 
+// poolBytes returns how much memory a queue has for results that its reply thread has not read: for all slots, but not
+// more than maxPoolBytes, which hold the results of a batch or of parts of it. Two results always fit: a process
+// writes one while the other is read. If the memory is full, the process waits. Pages that no result reaches are
+// never touched.
+func poolBytes(slots, resultBytes int) uint32 {
+	each := (resultBytes + 63) &^ 63
+	return uint32(min(slots*each, max(maxPoolBytes, 2*each)))
+}
+
+// maxPoolBytes bounds the memory for results of functions without very large ones.
+const maxPoolBytes = 32 << 20
+
 // descriptorsPerFragment is how many descriptors a fragment may need: two if it crosses two free
 // runs of the slab.
 const descriptorsPerFragment = 2
@@ -150,6 +162,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 			Slots:        uint32(slots),
 			MaxFragments: uint32(descriptorsPerFragment * fragments),
 			ResultBytes:  uint32(max(minResultBytes, o.ResultBytes)),
+			PoolBytes:    poolBytes(slots, max(minResultBytes, o.ResultBytes)),
 		},
 		sources:      sources,
 		runLate:      o.RunLate,

@@ -57,7 +57,7 @@ func NewChannel(name string, g Geometry) (*Channel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make request ring: %w", err)
 	}
-	replies, err := Create(name+"-replies", g.repliesBytes(), Options{Writable: true})
+	replies, err := Create(name+"-replies", g.repliesBytes(), Options{Writable: true, Allocated: g.atPool()})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make replies: %w", err), ringMem.Close())
 	}
@@ -216,7 +216,8 @@ func (c *Channel) Stage(slot uint32) (Stage, uint32) {
 
 // Receive fills dst with answered slots and returns their number. Each of them
 // was out and is no longer. A slot is therefore received once per publication.
-// The caller reads Result and ResultBytes before it publishes the slot again.
+// The caller reads Result and ResultBytes before it calls Receive again: the
+// consumer then reuses their memory.
 //
 // If there is nothing to return, Receive spins briefly, then sleeps until a
 // reply, the deadline (nanoseconds of Now; 0 for none) or Wake. For the
@@ -232,6 +233,9 @@ func (c *Channel) Receive(dst []uint32, deadline int64) (n int, err error) {
 	defer c.leave()
 	if len(dst) == 0 {
 		return 0, nil
+	}
+	if c.harvest == harvested && c.ring.read.Load() != c.replyHead {
+		c.ring.read.Store(c.replyHead)
 	}
 	spinUntil := Now() + int64(Spin)
 	var sleeps sleeps
@@ -306,8 +310,9 @@ func (c *Channel) collect(dst []uint32) (n int) {
 		n++
 	}
 	for ; n < len(dst) && c.harvest < c.g.Slots; c.harvest++ {
-		ticket, _, stage := unpackStage(c.back.stages[c.harvest].Load())
-		if stage == stageDone && c.accept(ticket, c.harvest) {
+		ticket, generation, stage := unpackStage(c.back.stages[c.harvest].Load())
+		// The successor of a dead process may have reused the memory of what that had completed and not flushed.
+		if stage == stageDone && c.isGranted(generation) && c.accept(ticket, c.harvest) {
 			dst[n] = c.harvest
 			n++
 		}
@@ -316,6 +321,14 @@ func (c *Channel) collect(dst []uint32) (n int) {
 		c.harvest = harvested
 	}
 	return n
+}
+
+// isGranted reports whether a generation has had the epoch and was not disowned.
+func (c *Channel) isGranted(generation uint32) bool {
+	c.epochMu.Lock()
+	defer c.epochMu.Unlock()
+	_, granted := c.granted[generation]
+	return granted
 }
 
 // accept ends a slot's publication if ticket is the slot's current one.
@@ -340,7 +353,7 @@ func (c *Channel) Result(slot uint32) Result {
 		return Result{}
 	}
 	defer c.leave()
-	h := c.back.header(c.g, slot)
+	h := &c.back.headers[slot]
 	return Result{
 		Status:       h.status,
 		Kind:         h.kind,
@@ -356,15 +369,19 @@ func (c *Channel) Result(slot uint32) Result {
 // ResultBytes is a slot's payload in shared memory. Its length is read again,
 // so a hostile consumer can make it differ from the length in Result. The
 // consumer may also overwrite it at any time: copy what must be valid, and
-// check the copy. The slice is valid until the slot is published again, or
-// until Close.
+// check the copy. The slice is valid until the next Receive, or until Close. It
+// is empty, and counts in Rejected, if the consumer says that it is outside the
+// memory of results.
 func (c *Channel) ResultBytes(slot uint32) []byte {
 	if slot >= c.g.Slots || !c.enter() {
 		return nil
 	}
 	defer c.leave()
-	n := min(c.back.header(c.g, slot).length.Load(), c.g.ResultBytes)
-	return c.back.payload(c.g, slot)[:n:n]
+	payload, ok := c.back.payload(slot, c.g.ResultBytes)
+	if !ok {
+		c.rejected.Add(1)
+	}
+	return payload
 }
 
 // Withdraw takes back a slot that is out. A reply to this publication will be

@@ -89,7 +89,7 @@ func TestBatchLimits(t *testing.T) {
 }
 
 func TestMaxGeometry(t *testing.T) {
-	for _, g := range []Geometry{{Slots: 1, MaxFragments: 1}, {Slots: 1, MaxFragments: 3, ResultBytes: 1}, {Slots: 4096, MaxFragments: 2, ResultBytes: 65}} {
+	for _, g := range []Geometry{{Slots: 1, MaxFragments: 1, PoolBytes: 64}, {Slots: 1, MaxFragments: 3, ResultBytes: 1, PoolBytes: 64}, {Slots: 4096, MaxFragments: 2, ResultBytes: 65, PoolBytes: 4096 * 128}} {
 		p := newPair(t, g)
 		c := p.owner(t, 1)
 		var all []uint32

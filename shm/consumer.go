@@ -45,6 +45,8 @@ type Consumer struct {
 	found  []uint32
 	inRing []uint64
 
+	pool pool
+
 	// watching: Wait also ends when a request begins. arrivals is the count of these that
 	// Arrived has reported.
 	watching bool
@@ -109,7 +111,7 @@ func newConsumer(generation uint32, g Geometry, table, ring, replies *os.File) (
 		return nil, err
 	}
 	opened = append(opened, ringMem)
-	repliesMem, err := Map(replies, g.repliesBytes(), true)
+	repliesMem, err := mapRegion(replies, g.repliesBytes(), g.atPool(), true)
 	if err != nil {
 		return nil, err
 	}
@@ -124,6 +126,7 @@ func newConsumer(generation uint32, g Geometry, table, ring, replies *os.File) (
 		tickets:    make([]uint32, g.Slots),
 		found:      make([]uint32, 0, g.Slots),
 		inRing:     make([]uint64, (g.Slots+63)/64),
+		pool:       newPool(g),
 	}, nil
 }
 
@@ -227,6 +230,7 @@ func (c *Consumer) begin() {
 	c.forget()
 	c.head = c.back.head.Load()
 	c.replyTail = c.back.tail.Load()
+	c.pool.begin(c.replyTail)
 	c.back.watching.Store(0) // of the last owner
 	c.owning.Store(true)
 }
@@ -481,20 +485,44 @@ func (c *Consumer) Fragments(slot uint32) []Fragment {
 	return c.table.Fragments(slot)[:c.Request(slot).Fragments]
 }
 
-// ResultBuffer is the room for a slot's payload, ResultBytes long. The caller
-// may write it from Take until Complete.
-func (c *Consumer) ResultBuffer(slot uint32) []byte { return c.back.payload(c.g, slot) }
+// ResultBuffer returns room for a slot's payload, ResultBytes long. The caller may
+// write it until the slot's Complete, which keeps only what the payload needs.
+// Slots with a buffer are completed in the order of their ResultBuffer.
+//
+// If the pool is full, ResultBuffer flushes, and waits until the manager has read
+// enough results. It returns nil if that takes longer than two seconds, if this
+// consumer was disowned, or if the caller has other buffers: it must complete
+// those first.
+func (c *Consumer) ResultBuffer(slot uint32) []byte {
+	for deadline := int64(0); ; {
+		if at, ok := c.pool.reserve(slot, c.ring.read.Load(), c.replyTail+c.completed); ok {
+			return c.back.pool[at : at+int(c.g.ResultBytes) : at+int(c.g.ResultBytes)]
+		}
+		c.Flush()
+		now := Now()
+		if deadline == 0 {
+			deadline = now + int64(c.pool.patience)
+		}
+		if now >= deadline || c.pool.isReserved() || !c.owns() {
+			return nil
+		}
+		time.Sleep(poolNap)
+	}
+}
 
 // Complete ends a slot: r and the contents of its ResultBuffer are the answer,
-// which the manager sees after Flush. Each taken slot is completed once;
+// which the manager sees after Flush. Without a ResultBuffer the answer has no
+// payload. Each taken slot is completed once;
 // further calls do nothing.
 func (c *Consumer) Complete(slot uint32, r Result) {
 	ticket := c.tickets[slot]
 	if ticket == 0 {
 		return
 	}
-	h := c.back.header(c.g, slot)
-	h.length.Store(min(r.Length, c.g.ResultBytes))
+	h := &c.back.headers[slot]
+	place, length := c.pool.complete(slot, r.Length, c.replyTail+c.completed)
+	h.place.Store(place)
+	h.length.Store(length)
 	h.modelVersion = r.ModelVersion
 	h.status = r.Status
 	h.kind = r.Kind

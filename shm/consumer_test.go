@@ -232,6 +232,7 @@ func TestTableBounds(t *testing.T) {
 	}
 	p.publish(1)
 	take(c)
+	c.ResultBuffer(1)
 	c.Complete(1, Result{Length: 1 << 31})
 	if n := p.channel.Result(1).Length; n != testGeometry.ResultBytes {
 		t.Errorf("a result of %d bytes, there is room for %d", n, testGeometry.ResultBytes)
@@ -240,7 +241,7 @@ func TestTableBounds(t *testing.T) {
 
 // TestWatch tells a consumer of requests that begin only while it watches.
 func TestWatch(t *testing.T) {
-	p := newPair(t, Geometry{Slots: 4, MaxFragments: 1})
+	p := newPair(t, Geometry{Slots: 4, MaxFragments: 1, PoolBytes: 64})
 	first := p.consumer(t, 1)
 	first.Watch(true) // it does not own the ring
 	if p.channel.Announce(); first.Arrived() {

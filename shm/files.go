@@ -22,6 +22,7 @@ func writeHeader(mem []byte, magic uint32, g Geometry) {
 	head[atSlots/4] = g.Slots
 	head[atMaxFragments/4] = g.MaxFragments
 	head[atResultBytes/4] = g.ResultBytes
+	head[atPoolBytes/4] = g.PoolBytes
 }
 
 // checkHeader compares a file's header with the geometry that this process
@@ -34,7 +35,7 @@ func checkHeader(mem []byte, magic uint32, g Geometry) error {
 	if got := head[atVersion/4]; got != layoutVersion {
 		return fmt.Errorf("%w: layout version %d, want %d", ErrMismatch, got, layoutVersion)
 	}
-	got := Geometry{Slots: head[atSlots/4], MaxFragments: head[atMaxFragments/4], ResultBytes: head[atResultBytes/4]}
+	got := Geometry{Slots: head[atSlots/4], MaxFragments: head[atMaxFragments/4], ResultBytes: head[atResultBytes/4], PoolBytes: head[atPoolBytes/4]}
 	if got != g {
 		return fmt.Errorf("%w: geometry %+v, want %+v", ErrMismatch, got, g)
 	}
@@ -68,9 +69,9 @@ func openFile(f *os.File, magic uint32, g Geometry, size int) (*Region, error) {
 
 // ringWords are the words of the ring file. Only the manager can write them.
 type ringWords struct {
-	epoch, tail, arrivals *atomic.Uint32
-	tickets               []atomic.Uint32
-	entries               []atomic.Uint32
+	epoch, tail, arrivals, read *atomic.Uint32
+	tickets                     []atomic.Uint32
+	entries                     []atomic.Uint32
 }
 
 func ringOf(mem []byte, g Geometry) ringWords {
@@ -78,6 +79,7 @@ func ringOf(mem []byte, g Geometry) ringWords {
 		epoch:    word32(mem, atEpoch),
 		tail:     word32(mem, atTail),
 		arrivals: word32(mem, atArrivals),
+		read:     word32(mem, atRead),
 		tickets:  view[atomic.Uint32](mem, atTickets, int(g.Slots)),
 		entries:  view[atomic.Uint32](mem, g.atRingEntries(), int(g.Slots)),
 	}
@@ -93,7 +95,8 @@ type replyWords struct {
 	lastBatchEnd              *atomic.Uint64
 	stages                    []atomic.Uint64
 	entries                   []atomic.Uint64
-	results                   []byte
+	headers                   []resultHeader
+	pool                      []byte
 }
 
 func repliesOf(mem []byte, g Geometry) replyWords {
@@ -110,16 +113,18 @@ func repliesOf(mem []byte, g Geometry) replyWords {
 		lastBatchEnd:  word64(mem, atLastBatchEnd),
 		stages:        view[atomic.Uint64](mem, atStages, int(g.Slots)),
 		entries:       view[atomic.Uint64](mem, g.atReplyEntries(), int(g.Slots)),
-		results:       mem[g.atResults():g.repliesBytes()],
+		headers:       view[resultHeader](mem, g.atResults(), int(g.Slots)),
+		pool:          mem[g.atPool():g.repliesBytes()],
 	}
 }
 
-// header is a slot's result header; payload is the room after it.
-func (w *replyWords) header(g Geometry, slot uint32) *resultHeader {
-	return &view[resultHeader](w.results, int(slot)*g.resultStride(), 1)[0]
-}
-
-func (w *replyWords) payload(g Geometry, slot uint32) []byte {
-	at := int(slot)*g.resultStride() + resultHeaderBytes
-	return w.results[at : at+int(g.ResultBytes) : at+int(g.ResultBytes)]
+// payload returns a slot's payload, at most most bytes of it. It returns false if the header names bytes outside
+// the pool.
+func (w *replyWords) payload(slot, most uint32) ([]byte, bool) {
+	h := &w.headers[slot]
+	at, n := uint64(h.place.Load())*lineBytes, uint64(min(h.length.Load(), most))
+	if at+n > uint64(len(w.pool)) {
+		return nil, false
+	}
+	return w.pool[at : at+n : at+n], true
 }

@@ -87,7 +87,7 @@ func (r *referee) serveHonestly(t *testing.T, dead, generation uint32) {
 
 // Every word of the replies may hold any value at any time.
 func TestManagerHostileReplies(t *testing.T) {
-	g := Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 16}
+	g := Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 16, PoolBytes: 256}
 	rapid.Check(t, func(rt *rapid.T) {
 		p := makePair(rt, g)
 		defer p.close()
@@ -224,7 +224,7 @@ func TestCloseRandomBytes(t *testing.T) {
 
 // The manager is more trusted, but garbage must not break a consumer either.
 func TestConsumerHostileRing(t *testing.T) {
-	g := Geometry{Slots: 8, MaxFragments: 2, ResultBytes: 16}
+	g := Geometry{Slots: 8, MaxFragments: 2, ResultBytes: 16, PoolBytes: 256}
 	rapid.Check(t, func(rt *rapid.T) {
 		p := makePair(rt, g)
 		defer p.close()

@@ -8,7 +8,7 @@ import (
 )
 
 // layoutVersion is the version of the layout. Both sides refuse any other.
-const layoutVersion = 2
+const layoutVersion = 3
 
 // The manager alone writes two of the files. The first word of each says which
 // of the two it is.
@@ -20,7 +20,7 @@ const (
 // lineBytes is a cache line. Each word that two sides use has its own line.
 const lineBytes = 64
 
-// The table and the ring begin with a header line of five 32-bit words. The
+// The table and the ring begin with a header line of six 32-bit words. The
 // replies have no header: a faulty process could overwrite it, and its
 // successor must still be able to attach.
 const (
@@ -29,6 +29,7 @@ const (
 	atSlots        = 8
 	atMaxFragments = 12
 	atResultBytes  = 16
+	atPoolBytes    = 20
 )
 
 // The table: header, one Request per slot, MaxFragments Fragments per slot.
@@ -44,11 +45,12 @@ const (
 	atEpoch    = 1 * lineBytes // u32, the generation that should consume
 	atTail     = 2 * lineBytes // u32, requests published, modulo 2^32
 	atArrivals = 3 * lineBytes // u32, requests that began while a consumer watched, modulo 2^32
-	atTickets  = 4 * lineBytes // one u32 per slot, odd while the slot is out
+	atRead     = 4 * lineBytes // u32, replies whose results the manager has read, modulo 2^32
+	atTickets  = 5 * lineBytes // one u32 per slot, odd while the slot is out
 )
 
 // The replies: the words that both sides write, one stage per slot, the entries,
-// one result per slot.
+// one result header per slot, the pool with the payloads.
 const (
 	atWatching     = 0 * lineBytes // u32, the consumer wants to know when requests begin
 	atOwner        = 1 * lineBytes // u32, the generation that consumes, 0 for none
@@ -63,9 +65,12 @@ const (
 	atStages       = 10 * lineBytes
 )
 
-// resultHeaderBytes precedes a slot's result payload, so that the payload is
-// aligned to a line.
+// resultHeaderBytes is the size of a slot's result header.
 const resultHeaderBytes = lineBytes
+
+// poolAlignment is the alignment of the pool: a page, because its pages are allocated when they are first used, and
+// those before it at the start.
+const poolAlignment = 4096
 
 // Limits of a Geometry. The smallest field that holds a slot's index has 16
 // bits, and so has a fragment index on the wire. A result is at most what
@@ -74,6 +79,7 @@ const (
 	maxSlots       = 1 << 16
 	maxFragments   = 1 << 16
 	maxResultBytes = wire.MaxFragments * wire.DefaultFragmentBytes
+	maxPoolBytes   = 1 << 30
 )
 
 // Geometry is the size of a channel; manager and IF must agree on it.
@@ -83,8 +89,11 @@ type Geometry struct {
 	Slots uint32 `json:"slots"`
 	// MaxFragments is the number of descriptors that one request may have.
 	MaxFragments uint32 `json:"max_pieces"`
-	// ResultBytes is the room for the payload of one result.
+	// ResultBytes is the max size of the payload of one result.
 	ResultBytes uint32 `json:"result_bytes"`
+	// PoolBytes is the room for the payloads of all results that the manager has not read yet. At least one of the max
+	// size must fit.
+	PoolBytes uint32 `json:"pool_bytes"`
 }
 
 // Validate reports the first fault of g.
@@ -96,6 +105,8 @@ func (g Geometry) Validate() error {
 		return fmt.Errorf("geometry: max fragments %d: want 1 to %d", g.MaxFragments, maxFragments)
 	case g.ResultBytes > maxResultBytes:
 		return fmt.Errorf("geometry: result bytes %d: want at most %d", g.ResultBytes, maxResultBytes)
+	case g.PoolBytes > maxPoolBytes || g.PoolBytes%lineBytes != 0 || int(g.PoolBytes) < max(lineBytes, lineUp(int(g.ResultBytes))):
+		return fmt.Errorf("geometry: pool bytes %d: want a multiple of %d, one result to %d", g.PoolBytes, lineBytes, maxPoolBytes)
 	}
 	return nil
 }
@@ -116,9 +127,11 @@ func (g Geometry) atReplyEntries() int { return atStages + lineUp(int(g.Slots)*8
 
 func (g Geometry) atResults() int { return g.atReplyEntries() + lineUp(int(g.Slots)*8) }
 
-func (g Geometry) resultStride() int { return resultHeaderBytes + lineUp(int(g.ResultBytes)) }
+func (g Geometry) atPool() int {
+	return (g.atResults() + int(g.Slots)*resultHeaderBytes + poolAlignment - 1) &^ (poolAlignment - 1)
+}
 
-func (g Geometry) repliesBytes() int { return g.atResults() + int(g.Slots)*g.resultStride() }
+func (g Geometry) repliesBytes() int { return g.atPool() + int(g.PoolBytes) }
 
 // Fragment locates one contiguous part of a request's bytes in a slab. It has 16
 // bytes in memory.
@@ -180,7 +193,8 @@ type resultHeader struct {
 	dispatched   int64
 	gathered     int64
 	inferred     int64
-	_            [24]uint8
+	place        atomic.Uint32 // of the payload in the pool, in lines
+	_            [20]uint8
 }
 
 // Stage is how far a consumer has processed a slot that is out.

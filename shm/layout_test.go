@@ -23,7 +23,7 @@ func dump(mem []byte) string {
 
 // Little-endian machines only: Penstock's wire format is little-endian too.
 func TestGoldenBytes(t *testing.T) {
-	g := Geometry{Slots: 2, MaxFragments: 2, ResultBytes: 5}
+	g := Geometry{Slots: 2, MaxFragments: 2, ResultBytes: 5, PoolBytes: 128}
 	p := newPair(t, g)
 	p.table.SetRequest(1, Request{ID: 0x11223344, Fragments: 2, Bytes: 0x600, Priority: 9, FirstFragment: 1, Complete: 2, Deadline: 3, Address: 4, Client: 5})
 	copy(p.table.Fragments(1), []Fragment{{Offset: 0x1000, Place: 0x20, Length: 0x400, Slab: 7}, {Offset: 0x2000, Place: 0x420, Length: 0x200}})
@@ -45,8 +45,8 @@ func TestGoldenBytes(t *testing.T) {
 		want string
 	}{
 		{"table", p.table.region.Bytes(), `
-0000 504e4b54020000000200000002000000
-0010 05000000000000000000000000000000
+0000 504e4b54030000000200000002000000
+0010 05000000800000000000000000000000
 0080 44332211020000000006000009000000
 0090 01000000000000000200000000000000
 00a0 03000000000000000400000005000000
@@ -54,13 +54,13 @@ func TestGoldenBytes(t *testing.T) {
 00f0 00200000000000002004000000020000
 `},
 		{"ring", p.channel.ringMem.Bytes(), `
-0000 504e4b52020000000200000002000000
-0010 05000000000000000000000000000000
+0000 504e4b52030000000200000002000000
+0010 05000000800000000000000000000000
 0040 05000000000000000000000000000000
 0080 02000000000000000000000000000000
 00c0 01000000000000000000000000000000
-0100 01000000010000000000000000000000
-0140 01000000000000000000000000000000
+0140 01000000010000000000000000000000
+0180 01000000000000000000000000000000
 `},
 		{"replies", p.channel.replies.Bytes(), `
 0000 01000000000000000000000000000000
@@ -72,10 +72,10 @@ func TestGoldenBytes(t *testing.T) {
 0240 cdab0000000000000000000000000000
 0280 15000000010000001700000001000000
 02c0 01000000010000000000000000000000
-0380 05000000060000000203040000000000
-0390 07000000000000000800000000000000
-03a0 09000000000000000000000000000000
-03c0 68656c6c6f0000000000000000000000
+0340 05000000060000000203040000000000
+0350 07000000000000000800000000000000
+0360 09000000000000000000000000000000
+1000 68656c6c6f0000000000000000000000
 `},
 	} {
 		if got := "\n" + dump(test.mem); got != test.want {
@@ -89,8 +89,12 @@ func TestGeometry(t *testing.T) {
 		g    Geometry
 		good bool
 	}{
-		{Geometry{Slots: 1, MaxFragments: 1}, true},
-		{Geometry{Slots: 65536, MaxFragments: 65536, ResultBytes: 65535 << 10}, true},
+		{Geometry{Slots: 1, MaxFragments: 1, PoolBytes: 64}, true},
+		{Geometry{Slots: 65536, MaxFragments: 65536, ResultBytes: 65535 << 10, PoolBytes: 1 << 30}, true},
+		{Geometry{Slots: 1, MaxFragments: 1}, false},
+		{Geometry{Slots: 1, MaxFragments: 1, PoolBytes: 65}, false},
+		{Geometry{Slots: 1, MaxFragments: 1, ResultBytes: 65, PoolBytes: 64}, false},
+		{Geometry{Slots: 1, MaxFragments: 1, PoolBytes: 1<<30 + 64}, false},
 		{Geometry{Slots: 0, MaxFragments: 1}, false},
 		{Geometry{Slots: 3, MaxFragments: 1}, false},
 		{Geometry{Slots: 131072, MaxFragments: 1}, false},

@@ -38,6 +38,7 @@ func TestLayout(t *testing.T) {
 		"result dispatched":     {unsafe.Offsetof(header.dispatched), 16},
 		"result gathered":       {unsafe.Offsetof(header.gathered), 24},
 		"result inferred":       {unsafe.Offsetof(header.inferred), 32},
+		"result place":          {unsafe.Offsetof(header.place), 40},
 	} {
 		if test.got != test.want {
 			t.Errorf("%s is %d, want %d", name, test.got, test.want)

@@ -1,6 +1,8 @@
 package shm
 
 import (
+	"bytes"
+	"encoding/binary"
 	"slices"
 	"testing"
 
@@ -12,6 +14,7 @@ type publication struct {
 	at where
 	// generation is the owner that reported the stage.
 	generation uint32
+	payload    uint64
 }
 
 type where int
@@ -37,14 +40,16 @@ type channelModel struct {
 	// stale are slots that the owner holds from a publication that was
 	// withdrawn.
 	stale map[uint32]bool
+	dead  map[uint32]bool // generations
 	// began counts publications that began, ended those that ended.
 	began, ended int
+	sequence     uint64
 }
 
 func newChannelModel(t failer) *channelModel {
 	m := &channelModel{
-		pair: makePair(t, Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 8}),
-		out:  map[uint32]*publication{}, stale: map[uint32]bool{},
+		pair: makePair(t, Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 8, PoolBytes: 192}),
+		out:  map[uint32]*publication{}, stale: map[uint32]bool{}, dead: map[uint32]bool{},
 	}
 	m.succeed(t)
 	return m
@@ -71,6 +76,7 @@ func (m *channelModel) available() []uint32 {
 func (m *channelModel) succeed(t failer) {
 	m.generation++
 	m.owner = m.attach(t, m.generation)
+	m.owner.pool.patience = 0
 	m.channel.SetEpoch(m.generation)
 	acquire(t, m.owner)
 	got := m.owner.Recover(nil)
@@ -84,7 +90,7 @@ func (m *channelModel) succeed(t failer) {
 		if p == nil || p.at != left && p.at != waiting {
 			t.Fatalf("slot %d was recovered, but is %+v", slot, p)
 		}
-		*p = publication{held, m.generation}
+		*p = publication{at: held, generation: m.generation}
 	}
 }
 
@@ -133,7 +139,7 @@ func (m *channelModel) takeSome(t *rapid.T) {
 		if m.out[slot].at != waiting {
 			t.Fatalf("took slot %d twice", slot)
 		}
-		*m.out[slot] = publication{held, m.generation}
+		*m.out[slot] = publication{at: held, generation: m.generation}
 	}
 }
 
@@ -144,9 +150,24 @@ func (m *channelModel) startOne(t *rapid.T) {
 }
 
 func (m *channelModel) completeOne(t *rapid.T) {
-	slot := m.draw(t, m.at(held, started))
-	m.owner.Complete(slot, Result{Length: slot})
-	m.out[slot].at = finished
+	m.complete(t, m.draw(t, m.at(held, started)))
+}
+
+// complete answers a slot with a payload of its own. If there is no room for that, it answers without one.
+func (m *channelModel) complete(t *rapid.T, slot uint32) {
+	p := m.out[slot]
+	p.payload = 0
+	if rapid.Bool().Draw(t, "payload") {
+		if buffer := m.owner.ResultBuffer(slot); buffer != nil {
+			m.sequence++
+			p.payload = m.sequence
+			binary.LittleEndian.PutUint64(buffer, p.payload)
+		} else {
+			m.flush(t)
+		}
+	}
+	m.owner.Complete(slot, Result{Length: 8, ModelVersion: slot})
+	p.at = finished
 }
 
 func (m *channelModel) completeStale(t *rapid.T) {
@@ -170,6 +191,7 @@ func (m *channelModel) flush(t *rapid.T) {
 func (m *channelModel) receive(t *rapid.T) {
 	dst := make([]uint32, rapid.IntRange(1, int(m.g.Slots)).Draw(t, "room"))
 	must := m.at(answered)
+	scans := m.channel.harvest != harvested || m.channel.back.tail.Load()-m.channel.replyHead > m.g.Slots
 	n, err := m.channel.Receive(dst, Now())
 	if err != nil {
 		t.Fatal(err)
@@ -181,15 +203,24 @@ func (m *channelModel) receive(t *rapid.T) {
 		if p == nil || p.at != answered && p.at != finished && p.at != lost {
 			t.Fatalf("received slot %d, which is %+v", slot, p)
 		}
-		if got := m.channel.Result(slot).Length; got != slot {
+		var payload []byte
+		if p.payload != 0 {
+			payload = binary.LittleEndian.AppendUint64(nil, p.payload)
+		}
+		if got := m.channel.Result(slot).ModelVersion; got != slot {
 			t.Fatalf("result of slot %d is that of %d", slot, got)
+		}
+		if got := m.channel.ResultBytes(slot); !bytes.Equal(got, payload) {
+			t.Fatalf("payload of slot %d is % x, want % x", slot, got, payload)
 		}
 		delete(m.out, slot)
 		m.ended++
 	}
 	if n < len(dst) {
 		for _, slot := range must {
-			if m.out[slot] != nil {
+			if p := m.out[slot]; p != nil && scans && m.dead[p.generation] {
+				p.at = lost // a scan leaves out what dead processes did
+			} else if p != nil {
 				t.Fatalf("answered slot %d was not received: %v", slot, dst[:n])
 			}
 		}
@@ -232,6 +263,7 @@ func (m *channelModel) handOver(t *rapid.T) {
 
 func (m *channelModel) die(t *rapid.T) {
 	dead := m.generation
+	m.dead[dead] = true
 	m.owner.Close()
 	m.leave(true)
 	if !m.channel.Disown(dead) {
@@ -297,8 +329,7 @@ func TestChannelModel(t *testing.T) {
 			m.takeSome(t)
 		}
 		for _, slot := range m.at(held) {
-			m.owner.Complete(slot, Result{Length: slot})
-			m.out[slot].at = finished
+			m.complete(t, slot)
 		}
 		m.flush(t)
 		for len(m.at(answered)) > 0 {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var testGeometry = Geometry{Slots: 16, MaxFragments: 4, ResultBytes: 100}
+var testGeometry = Geometry{Slots: 16, MaxFragments: 4, ResultBytes: 100, PoolBytes: 16 * 128}
 
 // pair is both ends of a channel in one process.
 type pair struct {

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -34,6 +35,9 @@ type Options struct {
 	HugePages bool
 	// Writable lets any process that has File map it for writing too.
 	Writable bool
+	// Allocated, if it is not 0, is how many bytes at the beginning of a region of ordinary pages are allocated now. The
+	// other pages are allocated when they are first touched.
+	Allocated int
 }
 
 // Region is shared memory: an unnamed file that lives as long as a process maps
@@ -50,7 +54,7 @@ type Region struct {
 var _ Memory = (*Region)(nil)
 
 // Create makes a region of size bytes. All bytes are zero, and all pages are
-// allocated: a lack of memory makes Create fail, not a later access. The name
+// allocated unless o.Allocated is set: a lack of memory makes Create fail, not a later access. The name
 // appears in /proc/PID/maps of each process that maps the region.
 //
 // The file is sealed: its size cannot change while others map it. Without
@@ -127,8 +131,8 @@ func createOn(name string, size, page, flags int, o Options) (r *Region, err err
 	if err := unix.Ftruncate(fd, int64(mapped)); err != nil {
 		return nil, fmt.Errorf("set size: %w", err)
 	}
-	// Allocate every page now.
-	if err := ignoringEINTR(func() error { return unix.Fallocate(fd, 0, 0, int64(mapped)) }); err != nil {
+	allocated := cmp.Or(o.Allocated, mapped)
+	if err := ignoringEINTR(func() error { return unix.Fallocate(fd, 0, 0, int64(allocated)) }); err != nil {
 		return nil, fmt.Errorf("take memory: %w", err)
 	}
 	mem, err := unix.Mmap(fd, 0, mapped, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -195,7 +199,12 @@ func seal(fd int, writable bool) error {
 // file smaller than size (ErrTooSmall), which would fault later. The creator's
 // seal keeps the file from shrinking afterwards.
 func Map(f *os.File, size int, writable bool) (*Region, error) {
-	r, err := mapFile(f, size, writable)
+	return mapRegion(f, size, size, writable)
+}
+
+// mapRegion is Map for a region of which only as many bytes at the beginning are allocated.
+func mapRegion(f *os.File, size, allocated int, writable bool) (*Region, error) {
+	r, err := mapFile(f, size, allocated, writable)
 	if err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("map shared memory %q: %w", f.Name(), err)
@@ -203,7 +212,7 @@ func Map(f *os.File, size int, writable bool) (*Region, error) {
 	return r, nil
 }
 
-func mapFile(f *os.File, size int, writable bool) (*Region, error) {
+func mapFile(f *os.File, size, allocated int, writable bool) (*Region, error) {
 	if size <= 0 || size > maxRegionBytes {
 		return nil, fmt.Errorf("size must be 1 to %d", maxRegionBytes)
 	}
@@ -222,11 +231,17 @@ func mapFile(f *os.File, size int, writable bool) (*Region, error) {
 	if writable {
 		prot |= unix.PROT_WRITE
 	}
-	// MAP_POPULATE maps all pages now; they are allocated already. Without it, a
-	// process that takes over a ring would stop for one page fault per page.
-	mem, err := unix.Mmap(int(f.Fd()), 0, mapped, prot, unix.MAP_SHARED|unix.MAP_POPULATE)
+	// Map all allocated pages now. Otherwise a process that takes over a ring would stop for one page fault per page.
+	flags := unix.MAP_SHARED
+	if allocated == size {
+		flags |= unix.MAP_POPULATE
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, mapped, prot, flags)
 	if err != nil {
 		return nil, err
+	}
+	if allocated != size {
+		_ = unix.Madvise(mem[:allocated], unix.MADV_POPULATE_WRITE) // Linux before 5.14 cannot
 	}
 	return &Region{mem: mem, size: size, file: f, huge: page == hugePageBytes}, nil
 }

@@ -136,7 +136,7 @@ func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err
 	src := sources[0]
 	defer func() { err = errors.Join(err, src.CloseSlab()) }()
 	defer src.Close()
-	g := shm.Geometry{Slots: 64, MaxFragments: uint32(2 * fragments), ResultBytes: 64}
+	g := shm.Geometry{Slots: 64, MaxFragments: uint32(2 * fragments), ResultBytes: 64, PoolBytes: 64 * 64}
 	table, err := shm.NewTable("penstock-bench", g)
 	if err != nil {
 		return t, err

@@ -116,7 +116,7 @@ type ingestEnd struct {
 }
 
 func newIngestEnd(src ingest.Source, fragments, fragmentBytes int, slo, deadline time.Duration) (*ingestEnd, error) {
-	g := shm.Geometry{Slots: 64, MaxFragments: uint32(2 * fragments), ResultBytes: 64}
+	g := shm.Geometry{Slots: 64, MaxFragments: uint32(2 * fragments), ResultBytes: 64, PoolBytes: 64 * 64}
 	table, err := shm.NewTable("penstock-bench", g)
 	if err != nil {
 		return nil, err

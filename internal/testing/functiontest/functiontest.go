@@ -65,7 +65,7 @@ func New(t testing.TB, card *models.Card) *Function {
 // NewSized is New with that many bytes of shared tensors.
 func NewSized(t testing.TB, card *models.Card, tensorBytes int) *Function {
 	t.Helper()
-	fn := &Function{TB: t, Card: card, SLO: card.SLO, Geometry: shm.Geometry{Slots: 64, MaxFragments: 2, ResultBytes: 256}}
+	fn := &Function{TB: t, Card: card, SLO: card.SLO, Geometry: shm.Geometry{Slots: 64, MaxFragments: 2, ResultBytes: 256, PoolBytes: 64 * 256}}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
