@@ -163,6 +163,7 @@ func TestImplausibleResult(t *testing.T) {
 			}
 			spoil.do(&reported)
 			c.Start([]uint32{slot})
+			c.ResultBuffer(slot)
 			c.Complete(slot, reported)
 			c.Flush()
 			e := s.Next()

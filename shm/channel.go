@@ -231,11 +231,11 @@ func (c *Channel) Receive(dst []uint32, deadline int64) (n int, err error) {
 		return 0, ErrClosed
 	}
 	defer c.leave()
-	if len(dst) == 0 {
-		return 0, nil
-	}
 	if c.harvest == harvested && c.ring.read.Load() != c.replyHead {
 		c.ring.read.Store(c.replyHead)
+	}
+	if len(dst) == 0 {
+		return 0, nil
 	}
 	spinUntil := Now() + int64(Spin)
 	var sleeps sleeps

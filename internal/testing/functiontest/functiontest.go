@@ -39,6 +39,8 @@ type Function struct {
 	Slab     *shm.Region
 	Request  shm.Request        // the last one published
 	GPU      *devicetest.Queued // the device of the processes; nil: a CPU
+
+	payloads map[uint32][]byte // of slots that Replies returned
 }
 
 // Card returns a small card.
@@ -65,7 +67,7 @@ func New(t testing.TB, card *models.Card) *Function {
 // NewSized is New with that many bytes of shared tensors.
 func NewSized(t testing.TB, card *models.Card, tensorBytes int) *Function {
 	t.Helper()
-	fn := &Function{TB: t, Card: card, SLO: card.SLO, Geometry: shm.Geometry{Slots: 64, MaxFragments: 2, ResultBytes: 256, PoolBytes: 64 * 256}}
+	fn := &Function{TB: t, Card: card, SLO: card.SLO, Geometry: shm.Geometry{Slots: 64, MaxFragments: 2, ResultBytes: 256, PoolBytes: 64 * 256}, payloads: map[uint32][]byte{}}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -170,10 +172,19 @@ func (fn *Function) Replies(n int) []uint32 {
 		if err != nil {
 			fn.TB.Fatal(err)
 		}
+		for _, slot := range slots[got : got+m] {
+			fn.payloads[slot] = slices.Clone(fn.Channel.ResultBytes(slot))
+		}
 		got += m
+	}
+	if _, err := fn.Channel.Receive(nil, 0); err != nil { // all of them are read
+		fn.TB.Fatal(err)
 	}
 	return slots
 }
+
+// Payload returns the payload of a slot that Replies returned.
+func (fn *Function) Payload(slot uint32) []byte { return fn.payloads[slot] }
 
 // Silent checks that no reply waits.
 func (fn *Function) Silent() {
@@ -385,7 +396,11 @@ func (fn *Function) Answered(slot uint32, picture []byte) {
 			want = append(want, SumOf(picture)+float32(o*100+e))
 		}
 	}
-	if got := fn.Channel.ResultBytes(slot); !slices.Equal(got, wire.AppendRaw(nil, want)) {
+	got, ok := fn.payloads[slot]
+	if !ok {
+		got = fn.Channel.ResultBytes(slot)
+	}
+	if !slices.Equal(got, wire.AppendRaw(nil, want)) {
 		fn.TB.Errorf("slot %d is answered % x, want %v", slot, got, want)
 	}
 }

@@ -146,10 +146,17 @@ func spoilsBatch(err error) bool {
 	return !errors.As(err, &request)
 }
 
+// errNoRoom fails a request whose result has no place.
+var errNoRoom = errors.New("no room for results: the manager does not read those before")
+
 // decode turns image i's outputs into its result.
 func (l *Loop) decode(f *flight, i int, result *shm.Result) error {
+	buffer := l.Ring.ResultBuffer(f.batch[i].Slot)
+	if buffer == nil {
+		return errNoRoom
+	}
 	l.Tensors[f.slot].Image(l.image, i)
-	payload, kind, err := l.Decoder.Append(l.Ring.ResultBuffer(f.batch[i].Slot)[:0], l.image)
+	payload, kind, err := l.Decoder.Append(buffer[:0], l.image)
 	if err != nil {
 		return fmt.Errorf("decode outputs of %s: %w", l.Card.Name, err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/internal/testing/functiontest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -273,6 +274,36 @@ func TestHandoverIdle(t *testing.T) {
 			}
 		})
 	}
+}
+
+// If the manager reads no results, requests without room for theirs fail.
+func TestNoRoom(t *testing.T) {
+	h := newHarness(t, functiontest.Card())
+	h.Channel.Close()
+	h.Geometry.PoolBytes = 5 * 64 // an answer takes one line, its buffer four
+	table, err := shm.NewTable("test", h.Geometry)
+	must.OK(t, err)
+	t.Cleanup(func() { table.Close() })
+	h.Table = table
+	h.Channel, err = shm.NewChannel("test", h.Geometry)
+	must.OK(t, err)
+	t.Cleanup(func() { h.Channel.Close() })
+	l := h.loop(functiontest.NewFake())
+	l.Queue.State.Limit = 8
+	for slot := range uint32(3) {
+		h.Publish(slot, h.Picture(byte(slot)), nil)
+	}
+	for len(l.Queue.Pending) > 0 || l.figures.ran.Load() == 0 {
+		l.turn() // returns why the third fails
+	}
+	slots := make([]uint32, 4)
+	n, err := h.Channel.Receive(slots, shm.Now())
+	must.OK(t, err)
+	if !slices.Equal(slots[:n], []uint32{0, 1, 2}) || h.Status(2) != wire.StatusFailed {
+		t.Fatalf("answered %v, the last one as %v; want 3, and failed", slots[:n], h.Status(2))
+	}
+	h.Answered(0, h.Picture(0))
+	h.Answered(1, h.Picture(1))
 }
 
 func TestBatchAllocations(t *testing.T) {

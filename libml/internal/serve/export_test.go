@@ -41,14 +41,14 @@ func (h *harness) answers(build framework.Build, pictures [][]byte, moveTo []int
 		if got := h.Status(slot); got != wire.StatusOK {
 			t.Errorf("picture %d is %v, want ok", slot, got)
 		}
-		answers[slot] = append([]byte(nil), h.Channel.ResultBytes(slot)...)
+		answers[slot] = h.Payload(slot)
 	}
 	if moveTo != nil {
 		c.moveTo(moveTo...)
 		c.awaitGroups(moveTo...)
 		h.Publish(0, pictures[0], nil)
 		again := h.Replies(1)[0]
-		if !bytes.Equal(h.Channel.ResultBytes(again), answers[0]) {
+		if !bytes.Equal(h.Payload(again), answers[0]) {
 			t.Error("after the move the first picture is answered otherwise")
 		}
 	}
