@@ -134,10 +134,9 @@ const (
 // results than the first one's.
 const minResultBytes = 4096
 
-// poolBytes returns how much memory a queue has for results that its reply thread has not read: for all slots, but not
-// more than maxPoolBytes, which hold the results of a batch or of parts of it. Two results always fit: a process
-// writes one while the other is read. If the memory is full, the process waits. Pages that no result reaches are
-// never touched.
+// poolBytes returns the size of a queue's memory for results that the reply thread has not read. It holds those of all
+// slots, up to maxPoolBytes. Two results always fit: a process writes one while the other is read. If the memory is
+// full, the process waits. Pages that no result reaches are never touched.
 func poolBytes(slots, resultBytes int) uint32 {
 	each := (resultBytes + 63) &^ 63
 	return uint32(min(slots*each, max(maxPoolBytes, 2*each)))

@@ -153,7 +153,7 @@ func (m *channelModel) completeOne(t *rapid.T) {
 	m.complete(t, m.draw(t, m.at(held, started)))
 }
 
-// complete answers a slot with a payload of its own. If there is no room for that, it answers without one.
+// complete answers a slot with a unique payload. If there is no room for that, it answers without one.
 func (m *channelModel) complete(t *rapid.T, slot uint32) {
 	p := m.out[slot]
 	p.payload = 0

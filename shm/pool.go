@@ -49,8 +49,8 @@ func (p *pool) begin(replies uint32) {
 // isReserved reports whether slots have buffers.
 func (p *pool) isReserved() bool { return p.head != p.done }
 
-// reserve gives a slot room for the largest result, if it has none, and returns where that is in the pool, in bytes. The manager has
-// read that many replies, of all that were completed.
+// reserve gives a slot room for the largest result, unless it has some, and returns the offset in the pool in bytes. The
+// manager has read that many of all completed replies.
 func (p *pool) reserve(slot, read, completed uint32) (at int, ok bool) {
 	if !p.free(read, completed) {
 		return 0, false
