@@ -3,7 +3,6 @@ package loop
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/penstock/penstock/batching"
@@ -146,22 +145,28 @@ func spoilsBatch(err error) bool {
 	return !errors.As(err, &request)
 }
 
-// errNoRoom fails a request whose result has no place.
-var errNoRoom = errors.New("no room for results: the manager does not read those before")
-
-// decode turns image i's outputs into its result.
-func (l *Loop) decode(f *flight, i int, result *shm.Result) error {
-	buffer := l.Ring.ResultBuffer(f.batch[i].Slot)
-	if buffer == nil {
-		return errNoRoom
+// decode decodes images of a batch from the i-th on, at least one, and returns what became of them.
+func (l *Loop) decode(f *flight, i int) []room {
+	d := l.decoding
+	d.rooms = d.rooms[:0]
+	for k, r := range f.batch[i:min(len(f.batch), i+cap(d.rooms))] {
+		var buffer []byte
+		err := f.err
+		if err == nil && f.refused[i+k] {
+			err = f.bad
+		}
+		if err == nil {
+			if buffer = l.Ring.ResultBuffer(r.Slot); buffer == nil {
+				if k > 0 {
+					break // until those before have been completed
+				}
+				err = errNoRoom
+			}
+		}
+		d.rooms = append(d.rooms, room{buffer: buffer[:0], err: err})
 	}
-	l.Tensors[f.slot].Image(l.image, i)
-	payload, kind, err := l.Decoder.Append(buffer[:0], l.image)
-	if err != nil {
-		return fmt.Errorf("decode outputs of %s: %w", l.Card.Name, err)
-	}
-	result.Status, result.Kind, result.Length = uint8(wire.StatusOK), uint8(kind), uint32(len(payload))
-	return nil
+	d.run(l.Tensors[f.slot], i)
+	return d.rooms
 }
 
 // firstComplete returns the request of a batch that was completed first.
@@ -220,22 +225,20 @@ func (l *Loop) finish() error {
 func (l *Loop) complete(f *flight, inferred int64) error {
 	n := len(f.batch)
 	var firstErr error
-	for i, r := range f.batch {
-		result := shm.Result{
-			Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.Card.Version,
-			Dispatched: f.dispatched, Gathered: f.gathered, Inferred: inferred,
+	for i := 0; i < n; {
+		for _, r := range l.decode(f, i) {
+			result := shm.Result{
+				Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.Card.Version,
+				Dispatched: f.dispatched, Gathered: f.gathered, Inferred: inferred,
+			}
+			if r.err == nil {
+				result.Status, result.Kind, result.Length = uint8(wire.StatusOK), r.kind, uint32(len(r.payload))
+			} else if firstErr == nil {
+				firstErr = r.err
+			}
+			l.Ring.Complete(f.batch[i].Slot, result)
+			i++
 		}
-		err := f.err
-		if err == nil && f.refused[i] {
-			err = f.bad
-		}
-		if err == nil {
-			err = l.decode(f, i, &result)
-		}
-		if err != nil && firstErr == nil {
-			firstErr = err
-		}
-		l.Ring.Complete(r.Slot, result)
 	}
 	ended := shm.Now()
 	l.Ring.BatchEnded(ended)

@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/conductor"
 	"github.com/penstock/penstock/libml/cpu"
-	"github.com/penstock/penstock/libml/decode"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
@@ -95,7 +94,7 @@ func (h *harness) loop(f *functiontest.Fake) *Loop {
 	for _, s := range slots {
 		c.Tensors = append(c.Tensors, &tensors.Tensors{Card: h.Card, Tensors: s})
 	}
-	c.Decoder, err = decode.New(h.Card)
+	c.Decoders, err = NewDecoders(h.Card, 4)
 	must.OK(t, err)
 
 	inFlight := d.InFlight()

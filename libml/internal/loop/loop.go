@@ -43,6 +43,7 @@ type Loop struct {
 	choice  batching.Choice               // the next batch
 	flights flights                       // in the order of Queue.Running
 
+	decoding *decoding
 	governor governor
 	naps     naps
 	moves    moves
@@ -56,7 +57,6 @@ type Loop struct {
 	announced bool
 
 	taken []uint32 // buffer of take
-	image [][]byte // buffer of decode
 }
 
 // Config is what a process has prepared for its loop.
@@ -72,7 +72,7 @@ type Config struct {
 	// Prioritized is Device, if its batches have levels; else nil.
 	Prioritized device.Partitioned
 	Tensors     []*tensors.Tensors // by the device's slot
-	Decoder     decode.Decoder
+	Decoders    []decode.Decoder   // of NewDecoders
 
 	// Queue has a rule, and the times of its batch sizes. Its Places are how many batches may be in flight.
 	Queue *batching.Queue
@@ -131,7 +131,7 @@ func New(c Config) *Loop {
 		governor: newGovernor(c.CPUs, c.Threads),
 		naps:     naps{poll: c.BusyPoll},
 		taken:    make([]uint32, c.Slots),
-		image:    make([][]byte, len(c.Card.Outputs)),
+		decoding: newDecoding(c.Card, c.Decoders),
 	}
 }
 
@@ -143,6 +143,8 @@ func (l *Loop) Run() error {
 		return err
 	}
 	defer func() { l.Gate.Withdraw(shm.Now()) }()
+	l.decoding.start()
+	defer l.decoding.stop()
 
 	for _, slot := range l.Ring.Recover(l.taken[:0]) {
 		l.addPending(slot)

@@ -32,7 +32,7 @@ func (p *process) openLoop(attached control.Attached, linked control.Notice) (*l
 	l := loop.New(loop.Config{
 		Process: p, Log: p.log, Card: p.card, SLO: p.slo,
 		Ring: p.memory.consumer, Slots: int(p.memory.slots),
-		Device: p.memory.device, Prioritized: p.memory.prioritized, Tensors: p.memory.tensors, Decoder: p.memory.decoder,
+		Device: p.memory.device, Prioritized: p.memory.prioritized, Tensors: p.memory.tensors, Decoders: p.memory.decoders,
 		Queue: queue, Gate: g, Residence: p.residence, Share: &p.orders.share, Ending: &p.exit.draining,
 		BusyPoll: attached.BusyPollNanos > 0, CPUs: p.start.CPUs, Threads: p.threads(),
 	})

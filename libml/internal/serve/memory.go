@@ -28,7 +28,7 @@ type memory struct {
 	device      device.Device
 	prioritized device.Partitioned // device, if its batches have levels; else nil
 	inFlight    int                // maximum number of batches in flight
-	decoder     decode.Decoder
+	decoders    []decode.Decoder
 }
 
 // opener opens a process's device for its card's input. This is the first touch
@@ -123,7 +123,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 	for _, t := range slots {
 		m.tensors = append(m.tensors, &tensors.Tensors{Card: p.card, Tensors: t})
 	}
-	if m.decoder, err = decode.New(p.card); err != nil {
+	if m.decoders, err = loop.NewDecoders(p.card, p.threads()); err != nil {
 		return nil, err
 	}
 	return m, nil

@@ -1,0 +1,106 @@
+package loop
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/penstock/penstock/libml/decode"
+	"github.com/penstock/penstock/libml/internal/tensors"
+	"github.com/penstock/penstock/models"
+)
+
+const (
+	// manyOutputBytes of one image take longer to decode than a thread to wake.
+	manyOutputBytes = 64 << 10
+	// maxDecoders is enough to decode as fast as the fastest GPU infers.
+	maxDecoders = 8
+)
+
+// NewDecoders makes a decoder for each thread that decodes a batch: one, or up to threads if an image has large outputs.
+func NewDecoders(card *models.Card, threads int) (decoders []decode.Decoder, err error) {
+	bytes := 0
+	for i := range card.Outputs {
+		bytes += card.Outputs[i].Bytes()
+	}
+	if bytes < manyOutputBytes {
+		threads = 1
+	}
+	for range max(1, min(threads, maxDecoders, card.MaxBatch())) {
+		d, err := decode.New(card)
+		if err != nil {
+			return nil, err
+		}
+		decoders = append(decoders, d)
+	}
+	return decoders, nil
+}
+
+// decoding decodes images of a batch, as many at once as there are decoders. The loop's thread has the first decoder.
+type decoding struct {
+	card     *models.Card
+	decoders []decode.Decoder
+	images   [][][]byte // by decoder: an image's outputs
+	rooms    []room     // by decoder
+	tensors  *tensors.Tensors
+	first    int      // image of rooms[0]
+	wake     chan int // the index of a decoder with work
+	running  sync.WaitGroup
+}
+
+// room is where an image's payload goes, and what became of it.
+type room struct {
+	buffer  []byte // empty, with the capacity of the payload
+	payload []byte
+	kind    uint8
+	err     error // set before: the image is not decoded
+}
+
+// errNoRoom fails a request whose result has no place.
+var errNoRoom = errors.New("no room for results: the manager does not read those before")
+
+func newDecoding(card *models.Card, decoders []decode.Decoder) *decoding {
+	d := &decoding{card: card, decoders: decoders, rooms: make([]room, 0, len(decoders)), wake: make(chan int)}
+	for range decoders {
+		d.images = append(d.images, make([][]byte, len(card.Outputs)))
+	}
+	return d
+}
+
+// start starts the other threads. They end with stop.
+func (d *decoding) start() {
+	for range d.decoders[1:] {
+		go func() {
+			for i := range d.wake {
+				d.decode(i)
+				d.running.Done()
+			}
+		}()
+	}
+}
+
+func (d *decoding) stop() { close(d.wake) }
+
+// run decodes the images from first on, one per room.
+func (d *decoding) run(t *tensors.Tensors, first int) {
+	d.tensors, d.first = t, first
+	for i := 1; i < len(d.rooms); i++ {
+		d.running.Add(1)
+		d.wake <- i
+	}
+	d.decode(0)
+	d.running.Wait()
+}
+
+// decode decodes the image of room i with decoder i.
+func (d *decoding) decode(i int) {
+	r := &d.rooms[i]
+	if r.err != nil {
+		return
+	}
+	d.tensors.Image(d.images[i], d.first+i)
+	var err error
+	if r.payload, r.kind, err = d.decoders[i].Append(r.buffer, d.images[i]); err != nil {
+		r.err = fmt.Errorf("decode outputs of %s: %w", d.card.Name, err)
+	}
+}

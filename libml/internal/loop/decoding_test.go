@@ -1,0 +1,102 @@
+package loop
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/functiontest"
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/decode"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// manyClasses is a card whose images have large outputs.
+func manyClasses() *models.Card {
+	card := functiontest.Card()
+	card.Outputs = []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{manyOutputBytes / 4}}}
+	card.Decoder = models.Decoder{Name: "topk", Params: map[string]any{"k": int64(3)}}
+	return card
+}
+
+// A batch is decoded on several threads, and each request gets its own answer or failure.
+func TestDecoding(t *testing.T) {
+	h := newHarness(t, manyClasses())
+	l := h.loop(h.Fake())
+	if n := len(l.decoding.decoders); n != 4 {
+		t.Fatalf("%d decoders, want one per thread", n)
+	}
+	l.decoding.start()
+	defer l.decoding.stop()
+	reference, err := decode.New(h.Card)
+	must.OK(t, err)
+	const requests, poisoned = 6, 4
+	for slot := range uint32(requests) {
+		picture := h.Picture(byte(slot))
+		if slot == poisoned {
+			picture[0] = functiontest.Poison
+		}
+		h.Publish(slot, picture, nil)
+	}
+	l.Queue.State.Limit = requests
+	for l.take(); len(l.Queue.Pending) > 0; {
+		l.beginOne(t)
+		_ = l.finish() // fails for the poisoned one
+	}
+	h.Replies(requests)
+	for slot := range uint32(requests) {
+		if slot == poisoned {
+			if got := h.Status(slot); got != wire.StatusFailed {
+				t.Errorf("the answer of NaN is %v", got)
+			}
+			continue
+		}
+		var output []byte
+		for e := range h.Card.Outputs[0].Elements() {
+			output = binary.LittleEndian.AppendUint32(output, math.Float32bits(functiontest.SumOf(h.Picture(byte(slot)))+float32(e)))
+		}
+		want, _, err := reference.Append(nil, [][]byte{output})
+		must.OK(t, err)
+		if got := h.Channel.ResultBytes(slot); h.Status(slot) != wire.StatusOK || !bytes.Equal(got, want) {
+			t.Errorf("slot %d is answered %x, want %x", slot, got, want)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { l.decoding.run(l.Tensors[0], 0) }); n > 0 {
+		t.Errorf("decoding allocates %v times", n)
+	}
+}
+
+// An image with small outputs is decoded before another thread would have woken.
+func TestDecodersOfSmallOutputs(t *testing.T) {
+	card := manyClasses()
+	for _, c := range []struct{ elements, threads, want int }{{manyOutputBytes/4 - 1, 8, 1}, {manyOutputBytes / 4, 3, 3}, {manyOutputBytes / 4, 100, 8}, {manyOutputBytes / 4, 0, 1}} {
+		card.Outputs[0].Shape = []int64{int64(c.elements)}
+		if d, err := NewDecoders(card, c.threads); err != nil || len(d) != c.want {
+			t.Errorf("%+v: %d decoders, %v", c, len(d), err)
+		}
+	}
+}
+
+func BenchmarkDecoding(b *testing.B) {
+	for _, threads := range []int{1, 2} {
+		b.Run(map[int]string{1: "one thread", 2: "two threads"}[threads], func(b *testing.B) {
+			h := newHarness(b, manyClasses())
+			l := h.loop(h.Fake())
+			l.decoding = newDecoding(h.Card, l.Decoders[:threads])
+			l.decoding.start()
+			defer l.decoding.stop()
+			const images = 8
+			for b.Loop() {
+				for first := 0; first < images; first += threads {
+					l.decoding.rooms = l.decoding.rooms[:threads]
+					for i := range l.decoding.rooms {
+						l.decoding.rooms[i] = room{buffer: l.Ring.ResultBuffer(0)[:0]}
+					}
+					l.decoding.run(l.Tensors[0], first)
+				}
+			}
+		})
+	}
+}
