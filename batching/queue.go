@@ -166,7 +166,7 @@ func (q *Queue) LearnAnswering(took time.Duration) { q.Answering += (took - q.An
 // OverlapAt returns when NearEnd lets the next batch begin next to the one in flight. It returns false if
 // another rule decides, or if not exactly one is in flight.
 func (q *Queue) OverlapAt(now int64) (at int64, ok bool) {
-	if len(q.Running) != 1 || len(q.Pending) == 0 || q.Places == 1 || q.halfFull() {
+	if len(q.Running) != 1 || q.Running[0].Demoted || len(q.Pending) == 0 || q.Places == 1 || q.halfFull() {
 		return 0, false
 	}
 	return now + int64(q.Left(0, now)-q.lead()), true

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,6 +42,68 @@ func BenchmarkAccountedBatch(b *testing.B) {
 	h.order.Store(&h.share)
 	h.setAccount(l, gate.Config{Balance: &gate.Balance{}, Objective: h.SLO, Times: times(8, 100*time.Microsecond, 10*time.Microsecond)})
 	turns(b, h, l, 8)
+}
+
+// BenchmarkAwait measures the CPU time of the loop's thread while a batch of 5 ms is in flight that ends 1 ms before its
+// time. The lead is 2 ms.
+func BenchmarkAwait(b *testing.B) {
+	const takes, lead, early = 5 * time.Millisecond, 2 * time.Millisecond, time.Millisecond
+	for _, c := range []struct {
+		name    string
+		pending bool
+		waits   bool // another process, for the turn of the batch
+		demoted bool // the batch; the next one waits for another process's turn
+	}{
+		{"alone", false, false, false},
+		{"next batch may join", true, false, false},
+		{"next batch may not join", true, true, false},
+		{"next batch waits for its turn", true, false, true},
+	} {
+		b.Run(strings.ReplaceAll(c.name, " ", "-"), func(b *testing.B) {
+			h := newGPUHarness(b, functiontest.Card())
+			turn := h.takeTurns().Turns[3]
+			l := accounted(h, h.Fake())
+			must.OK(b, unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0))
+			slots := make([]uint32, h.Geometry.Slots)
+			spent := int64(0)
+			for b.Loop() {
+				l.Queue.State, l.Queue.Lead = l.Queue.Rule.Warm(l.Queue.Rule.Start(), 1, takes), lead
+				if l.refillBalance(); c.demoted {
+					l.emptyBalance()
+					turn.Take(shm.Rank{Level: 3}, 0)
+				}
+				h.GPU.Late.Store(int64(takes - early))
+				h.Publish(0, h.Picture(0), nil)
+				for began := false; !began; began = l.flights.count > 0 {
+					l.take()
+					must.Get(l.beginNext())(b)
+				}
+				if l.refillBalance(); c.waits {
+					turn.Take(shm.Rank{Level: 3}, 0)
+				}
+				if c.pending {
+					h.Publish(1, h.Picture(1), nil)
+				}
+				began := threadTime(b)
+				for !l.await() && (c.waits || c.demoted) {
+					must.Get(l.beginNext())(b)
+				}
+				spent += threadTime(b) - began
+				turn.Release()
+				h.GPU.Late.Store(0)
+				for l.flights.count > 0 || len(l.Queue.Pending) > 0 {
+					must.OK(b, l.step())
+				}
+				answered := 0
+				for answered < 1 || c.pending && answered < 2 {
+					n, err := h.Channel.Receive(slots, shm.Now()+int64(functiontest.Patience))
+					must.OK(b, err)
+					answered += n
+				}
+			}
+			b.ReportMetric(float64(spent)/float64(b.N)/1000, "cpu-µs/batch")
+		})
+	}
 }
 
 func turns(b *testing.B, h *harness, l *Loop, n uint32) {

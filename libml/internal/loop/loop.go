@@ -51,6 +51,7 @@ type Loop struct {
 
 	pause     time.Duration // that the share requires after the last batch
 	retryAt   int64         // when a batch that was not admitted next to one in flight asks again
+	joins     bool          // the gate lets the next batch begin next to those in flight
 	nextRank  shm.Rank      // next returns its address
 	acquired  int64         // when this process got the ring
 	served    bool          // a batch has begun
@@ -232,7 +233,7 @@ func (l *Loop) beginNext() (await bool, err error) {
 	}
 	switch ok, retryAt := l.admit(); {
 	case !ok && l.flights.count > 0:
-		l.retryAt = min(retryAt, shm.Now()+int64(retryNap))
+		l.retryAt, l.joins = min(retryAt, shm.Now()+int64(retryNap)), false
 		return true, nil
 	case !ok:
 		l.wait(retryAt)
@@ -336,7 +337,8 @@ func (l *Loop) mayBegin() bool {
 	case len(l.Queue.Pending) > 0 && now < l.retryAt:
 		return false
 	}
-	if next := l.next(now); next != nil && l.Gate.Joins(now, *next) && l.queueMayBegin(now) {
+	next := l.next(now)
+	if l.joins = next != nil && l.Gate.Joins(now, *next); l.joins && l.queueMayBegin(now) {
 		return true
 	}
 	l.Gate.StopWaiting()
@@ -445,21 +447,27 @@ func (l *Loop) offerLane() {
 	}
 }
 
-// nap naps for a part of the time until the batch in flight ends. If requests are pending, the
-// limit is the time at which another batch may begin next to it.
+// nap naps for a part of the time that is left. If the next batch waits for its process's turn, that wakes the loop.
 func (l *Loop) nap() {
 	now := shm.Now()
+	left := l.left(now)
+	if d := l.naps.next(left); d > 0 && l.Gate.Wait(now+int64(d)) {
+		l.retryAt = 0
+		return
+	}
+	l.naps.nap(left)
+}
+
+// left is the time until a batch in flight is expected to end, or until another one may begin next to it.
+func (l *Loop) left(now int64) time.Duration {
 	left := l.Queue.Left(0, now)
 	if l.Queue.Mixed() {
 		left = min(left, l.Queue.Left(1, now))
 	}
-	if len(l.Queue.Pending) > 0 {
-		left -= l.Queue.Lead
+	if at, ok := l.Queue.OverlapAt(now); ok && l.joins {
+		left = min(left, time.Duration(max(at, l.Queue.ReadyAt())-now))
 	}
-	if l.retryAt > now {
-		left = min(left, time.Duration(l.retryAt-now))
-	}
-	l.naps.nap(left)
+	return left
 }
 
 // retryNap bounds how late a batch begins that waits for its turn next to one in flight.

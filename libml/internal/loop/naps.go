@@ -23,11 +23,19 @@ type naps struct {
 	overslept time.Duration // how much longer than requested a nap takes
 }
 
-// nap naps for a part of the time that is left. It shortens the nap by the time that naps are known
-// to oversleep.
-func (n *naps) nap(left time.Duration) {
+// next is how long the next nap is, 0 to poll. It is shorter than requested by the time that naps are known to oversleep.
+func (n *naps) next(left time.Duration) time.Duration {
 	d := min(left/2-n.overslept, maxNap)
 	if n.poll || d < minNap {
+		return 0
+	}
+	return d
+}
+
+// nap naps for a part of the time that is left.
+func (n *naps) nap(left time.Duration) {
+	d := n.next(left)
+	if d == 0 {
 		return
 	}
 	began := shm.Now()
