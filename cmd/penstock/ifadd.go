@@ -1,13 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/cmd/penstock/functions"
+	"github.com/penstock/penstock/cmd/penstock/inspect"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 )
@@ -15,6 +18,7 @@ import (
 // addCommand is `penstock if add`. folder returns the node's runtime folder.
 func addCommand(folder func() string) *cobra.Command {
 	function, port, answersTo := configs.Function{Instances: 1}, 0, ""
+	var draft draftFlags
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
 		Long: `Adds a function to the running node and waits until it serves. If its process cannot start,
@@ -25,9 +29,14 @@ Its log then says whether the function serves or was removed. "penstock if remov
 it earlier.
 
 The function stays until the node stops, also through edits of the configuration file that do
-not name it. Put a permanent function into that file: the node adds it as soon as you save the file.`,
+not name it. Put a permanent function into that file: the node adds it as soon as you save the file.
+
+With --model FILE.onnx the card beside the file is taken, FILE with .yaml in place of .onnx. If
+there is none, it is drafted as by "penstock models inspect" and kept there, or in the node's
+runtime folder if the model's folder cannot be written.`,
 		Example: `  penstock if add face --port 5001 --slo 25ms
-  penstock if add mine --model ./mine/card.yaml --port 5009`,
+  penstock if add mine --model ./mine/card.yaml --port 5009
+  penstock if add net --model net.onnx --scale 1/255 --colour rgb --decoder topk`,
 		Args: arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if port < 0 || port > math.MaxUint16 {
@@ -48,7 +57,15 @@ not name it. Put a permanent function into that file: the node adds it as soon a
 				return err
 			}
 			var err error
-			if function.Model, err = cardPath(function.Model); err != nil {
+			switch {
+			case filepath.Ext(function.Model) == inspect.Extension:
+				function.Model, err = draftedCard(cmd, function.Model, function.Name, folder(), &draft)
+			case draft.set():
+				err = errors.New("--size, --scale, --mean, --std, --colour and --decoder are for a model without a card; edit the card, or name the model with --model FILE.onnx")
+			default:
+				function.Model, err = cardPath(function.Model)
+			}
+			if err != nil {
 				return err
 			}
 			// The manager completes the addition even if this command stops waiting.
@@ -67,7 +84,8 @@ not name it. Put a permanent function into that file: the node adds it as soon a
 			return nil
 		},
 	}
-	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
+	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file, or an ONNX file; the function's name if left out")
+	draft.register(add)
 	add.Flags().IntVar(&port, "port", 0, "UDP port, 0 for any free one")
 	add.Flags().IntVar(&function.Receivers, "receivers", 0, "number of sockets that receive for it; the node's setting if left out")
 	add.Flags().StringVar((*string)(&function.Format), "format", "", "gvsp, rfc4175, rfc4175-bgr or rfc4175-uyvy, for pictures of cameras; Penstock's protocol if left out")

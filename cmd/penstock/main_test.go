@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/check"
+	"github.com/penstock/penstock/cmd/penstock/inspect"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // The tests run on a fake driver, which has one GPU.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == check.LoadVerb { // a check starts this program as penstock
+	if len(os.Args) > 1 && (os.Args[1] == check.LoadVerb || os.Args[1] == inspect.Verb) { // package apart starts this program as penstock
 		main()
 		return
 	}

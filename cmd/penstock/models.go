@@ -29,7 +29,7 @@ from the profile next to the card, or in the folder of --profiles: what a proces
 what its largest batch needs.`,
 		Example: `  penstock models
   penstock models --profiles profiles`,
-		Args: cobra.NoArgs,
+		Args: noVerb,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, _, err := flags.load()
 			if err != nil {
@@ -66,6 +66,7 @@ what its largest batch needs.`,
 			return errors.Join(problems...)
 		},
 	}
+	cmd.AddCommand(inspectCommand())
 	flags.register(cmd)
 	cmd.Flags().StringVar(&profiles, "profiles", "", "folder of profiles, for models without a profile next to their card")
 	return cmd

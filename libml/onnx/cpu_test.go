@@ -136,9 +136,9 @@ func gather(card *models.Card, dst []byte, wire []byte, i int) {
 	}
 }
 
-// wire is a shipped picture as a client sends it: fitted into the card's size,
+// payload is a shipped picture as a client sends it: fitted into the card's size,
 // black around it.
-func wire(t testing.TB, card *models.Card, name string) []byte {
+func payload(t testing.TB, card *models.Card, name string) []byte {
 	t.Helper()
 	for _, p := range zoo.Pictures() {
 		if p.Name != name {
@@ -210,7 +210,7 @@ func TestFace(t *testing.T) {
 	names := []string{"astronaut", "grace_hopper", "rocket", "coffee"}
 	b := makeBuffers(card, len(names))
 	for i, name := range names {
-		gather(card, b.input, wire(t, card, name), i)
+		gather(card, b.input, payload(t, card, name), i)
 	}
 	infer(t, f, 0, len(names), b)
 	for i, name := range names {
@@ -229,7 +229,7 @@ func TestDetect(t *testing.T) {
 		picture, class string
 	}{{"chelsea", "cat"}, {"grace_hopper", "tie"}, {"astronaut", "person"}} {
 		b := makeBuffers(card, 1)
-		gather(card, b.input, wire(t, card, c.picture), 0)
+		gather(card, b.input, payload(t, card, c.picture), 0)
 		infer(t, f, 0, 1, b)
 		class := slices.Index(card.Labels, c.class)
 		var score float32

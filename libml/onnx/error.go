@@ -111,6 +111,7 @@ func summarize(card *models.Card, err error) error {
 	for _, words := range []string{
 		"Error loading temporary session: ",
 		"Error creating C session: ",
+		"Error creating C session from file: ",
 		"Error creating session: ",
 		"Load model from " + card.Model + " failed:",
 	} {

@@ -11,6 +11,8 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/draft"
+	"github.com/penstock/penstock/models/onnxfile"
 )
 
 // ErrNoCgo is returned by every callback but Deinit.
@@ -46,3 +48,15 @@ func (*Framework) Deinit() error { return nil }
 
 // Prepare returns ErrNoCgo.
 func Prepare(*models.Card, string, string, int, *slog.Logger) error { return ErrNoCgo }
+
+// Experiment takes the place of the one that needs cgo.
+type Experiment struct{}
+
+// NewExperiment returns ErrNoCgo.
+func NewExperiment(string, *onnxfile.Model) (*Experiment, error) { return nil, ErrNoCgo }
+
+// Run returns ErrNoCgo.
+func (*Experiment) Run([]draft.Tensor) ([]draft.Tensor, error) { return nil, ErrNoCgo }
+
+// Close has nothing to free.
+func (*Experiment) Close() error { return nil }

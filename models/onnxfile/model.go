@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -45,21 +47,29 @@ func (d Dim) String() string {
 	switch {
 	case d.Size >= 0:
 		return fmt.Sprint(d.Size)
-	case d.Name != "":
-		return d.Name
+	case d.Name != "" && len(d.Name) <= 32:
+		return printable(d.Name)
 	}
-	return "?"
+	return "?" // some exporters write formulas
 }
 
 func (v Value) String() string {
 	if v.Shape == nil {
-		return fmt.Sprintf("%s %s of an open shape", v.Name, v.Type)
+		return fmt.Sprintf("%s %s of an open shape", printable(v.Name), v.Type)
 	}
 	dims := make([]string, len(v.Shape))
 	for i, d := range v.Shape {
 		dims[i] = d.String()
 	}
-	return fmt.Sprintf("%s %s [%s]", v.Name, v.Type, strings.Join(dims, ", "))
+	return fmt.Sprintf("%s %s [%s]", printable(v.Name), v.Type, strings.Join(dims, ", "))
+}
+
+// printable returns a name on one line.
+func printable(name string) string {
+	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(name)
+	}
+	return name
 }
 
 // The fields of onnx.proto that Read reads.

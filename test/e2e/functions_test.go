@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -91,6 +93,49 @@ func TestAddRemove(t *testing.T) {
 		t.Errorf("list of no node: %v\n%s", err, out)
 	}
 	nodetest.Settled(t, nd, "fn")
+}
+
+// A model's file is enough: its card is drafted. With flags it takes pictures.
+func TestAddFile(t *testing.T) {
+	t.Parallel()
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	dir, err := openFolder("", "models")
+	must.OK(t, err)
+	t.Cleanup(func() { must.OK(t, os.RemoveAll(dir)) })
+	file := filepath.Join(dir, "net.onnx")
+	must.OK(t, os.WriteFile(file, tinymodel.Linear(tinymodel.F32, 2, tinymodel.Dynamic, 3, 8, 8).Encode(), 0o644))
+
+	out, err := run(t, nd.Dir, "if", "add", "raw", "--model", file)
+	if err != nil || !strings.Contains(out, "drafted "+filepath.Join(dir, "net.yaml")) || !strings.Contains(out, "--scale 1/255 --colour rgb") || !strings.Contains(out, "raw serves at") {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	out, err = run(t, nd.Dir, "if", "add", "pictures", "--model", file, "--scale", "1/255", "--colour", "bgr")
+	if err != nil || !strings.Contains(out, "takes pictures, fitted into 8 x 8") || !strings.Contains(out, "pictures serves at") {
+		t.Fatalf("add with flags: %v\n%s", err, out)
+	}
+
+	// Pixel p of a picture is (p, 2p, 3p), and the tensor is BGR in planes.
+	picture, planes, want := make([]byte, 8*8*3), make([]byte, 0, 4*8*8*3), float32(0)
+	for p := range 64 {
+		for c := range 3 {
+			picture[3*p+c] = byte((c + 1) * p)
+		}
+	}
+	for c := range 3 {
+		for p := range 64 {
+			v := float32(picture[3*p+2-c]) / 255
+			planes = binary.LittleEndian.AppendUint32(planes, math.Float32bits(v))
+			want += v * float32(64*c+p+1) / 1024
+		}
+	}
+	for name, payload := range map[string][]byte{"raw": planes, "pictures": picture} {
+		c := nodetest.Dial(t, nd, name, client.Options{Timeout: patience})
+		got, err := c.Do(nodetest.Context(t), payload, client.RequestOptions{})
+		must.OK(t, err)
+		if v := math.Float32frombits(binary.LittleEndian.Uint32(got.Payload)); got.Status != client.StatusOK || math.Abs(float64(v-want)) > 1e-3*float64(want) {
+			t.Errorf("%s: %v, first value %g, want %g", name, got.Status, v, want)
+		}
+	}
 }
 
 func TestEdit(t *testing.T) {

@@ -5,24 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
-	"time"
 
-	"github.com/penstock/penstock/orchestrator/sandbox"
-
+	"github.com/penstock/penstock/cmd/penstock/apart"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/frameworks"
 	"github.com/penstock/penstock/libml/python"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/orchestrator/sandbox"
 )
-
-// loadPatience is how long a model may take to be loaded in a check.
-const loadPatience = time.Minute
 
 // load loads a model, after it has checked that the sandbox's user may read it.
 func (n *node) load(ctx context.Context, card *models.Card) error {
@@ -34,8 +28,7 @@ func (n *node) load(ctx context.Context, card *models.Card) error {
 	return loads(ctx, card)
 }
 
-// loads opens a model as its framework does. It uses a separate process, because a bad model may take
-// all memory or crash its framework.
+// loads opens a model as its framework does, in a separate process.
 func loads(ctx context.Context, card *models.Card) error {
 	if len(card.Command) > 0 {
 		return findProgram(card)
@@ -53,26 +46,8 @@ func loads(ctx context.Context, card *models.Card) error {
 		}
 		return nil
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find own binary: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, loadPatience)
-	defer cancel()
-	var output strings.Builder
-	child := exec.CommandContext(ctx, self, LoadVerb, card.File)
-	child.Stderr = &output
-	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	err = child.Run()
-	switch text := strings.TrimPrefix(strings.TrimSpace(output.String()), "penstock: "); {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("load model %s: no end within %s", card.Name, loadPatience)
-	case text != "":
-		return errors.New(text)
-	}
-	return fmt.Errorf("load model %s: %w", card.Name, err)
+	_, err := apart.Run(ctx, LoadVerb, card.File)
+	return err
 }
 
 // findProgram reports whether the program of a card can be executed.
