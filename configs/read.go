@@ -278,10 +278,18 @@ func (c *Config) Guarantees() bool {
 	return c.Lab.Change == "" && c.Shares.Policy == PolicyGuarantee
 }
 
-// Unused returns the keys that are set but belong to another shares.policy.
-func (c *Config) Unused() (keys []string) {
+// Unused returns the keys that are set but belong to another shares.policy, and says so.
+func (c *Config) Unused() (keys []string, why string) {
+	if c.Shares.Policy == PolicyGSLICE {
+		for i := range c.Functions {
+			if c.Functions[i].Priority > 0 {
+				keys = append(keys, "priority of "+c.Functions[i].Name)
+			}
+		}
+		return keys, PriorityUnused
+	}
 	if !c.Guarantees() {
-		return nil
+		return nil, ""
 	}
 	if c.Shares.Change != ChangeAuto {
 		keys = append(keys, "shares.change")
@@ -297,8 +305,11 @@ func (c *Config) Unused() (keys []string) {
 			keys = append(keys, "change of "+c.Functions[i].Name)
 		}
 	}
-	return keys
+	return keys, "no effect without `shares: {policy: gslice}`"
 }
+
+// PriorityUnused is said of the priority of functions that have shares.
+const PriorityUnused = "no effect with `shares: {policy: gslice}`"
 
 // On returns an error if device does not support this place for weights. DeviceAuto supports all.
 func (w Weights) On(device string) error {

@@ -51,16 +51,22 @@ func decodeChecked(t *testing.T, text string, words []string) {
 }
 
 func TestUnused(t *testing.T) {
-	const functions = "functions: [{name: a, port: 1, change: shadow}, {name: b, port: 2}]"
+	const functions = "functions: [{name: a, port: 1, change: shadow}, {name: b, port: 2, priority: 1}]"
 	for text, want := range map[string]string{
-		"{" + functions + "}": "change of a",
-		"{shares: {change: shadow, tune: false, spread_slack: true}, " + functions + "}": "shares.change shares.tune shares.spread_slack change of a",
-		"{shares: {policy: gslice, change: shadow}, " + functions + "}":                  "",
+		"{" + functions + "}": "change of a: no effect without `shares: {policy: gslice}`",
+		"{shares: {change: shadow, tune: false, spread_slack: true}, " + functions + "}": "shares.change shares.tune shares.spread_slack change of a: no effect without `shares: {policy: gslice}`",
+		"{shares: {policy: gslice, change: shadow}, " + functions + "}":                  "priority of b: no effect with `shares: {policy: gslice}`",
 		"functions: [{name: b, port: 2}]":                                                "",
+		"{shares: {policy: gslice}, functions: [{name: b, port: 2}]}":                    "",
 	} {
 		c, err := Decode("f.yaml", []byte(text))
 		must.OK(t, err)
-		if got := strings.Join(c.Unused(), " "); got != want {
+		keys, why := c.Unused()
+		got := strings.Join(keys, " ")
+		if len(keys) > 0 {
+			got += ": " + why
+		}
+		if got != want {
 			t.Errorf("%s: keys %q have no effect, want %q", text, got, want)
 		}
 	}

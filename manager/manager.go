@@ -104,8 +104,8 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	if lab := m.cfg.Lab.String(); lab != "" {
 		m.log.Warn().Str("lab", lab).Msg(configs.LabVariable + " makes this node a baseline to compare Penstock with, not Penstock")
 	}
-	if keys := m.cfg.Unused(); len(keys) > 0 {
-		m.log.Warn().Strs("keys", keys).Msg("these keys have no effect without `shares: {policy: gslice}`")
+	if keys, why := m.cfg.Unused(); len(keys) > 0 {
+		m.log.Warn().Strs("keys", keys).Msg("these keys have " + why)
 	}
 	var err error
 	// Open ports before any process may connect: DPDK needs seconds to allocate its

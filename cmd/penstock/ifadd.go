@@ -78,6 +78,9 @@ runtime folder if the model's folder cannot be written.`,
 			if err != nil {
 				return err
 			}
+			if function.Priority > 0 && status.Policy == string(configs.PolicyGSLICE) {
+				cmd.PrintErrln("warning: priority has " + configs.PriorityUnused)
+			}
 			if warning := functions.OverloadWarning(&status); warning != "" {
 				cmd.PrintErrln("warning: " + warning)
 			}

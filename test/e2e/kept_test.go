@@ -43,3 +43,16 @@ functions:
 		t.Errorf("if list: %v\n%s", err, out)
 	}
 }
+
+// With shares of the paper `priority` has no effect. `up` and `if add` say so.
+func TestPriorityWithoutEffect(t *testing.T) {
+	card := nodetest.Card(t, "digest", small)
+	nd, log := startRecorded(t, fmt.Sprintf("shares: {policy: gslice}\nfunctions:\n  - {name: first, model: %s, port: 0, priority: 1}\n", card))
+	out, err := run(t, nd.Dir, "if", "add", "second", "--model", card, "--priority", "2")
+	if want := "warning: priority has no effect with `shares: {policy: gslice}`\n"; err != nil || strings.Count(out, want) != 1 {
+		t.Errorf("if add: %v\n%s\nwant one line %q", err, out, want)
+	}
+	if want := "these keys have no effect with `shares: {policy: gslice}`"; strings.Count(log.String(), want) != 1 || !strings.Contains(log.String(), "priority of first") {
+		t.Errorf("the log does not say once %q of first", want)
+	}
+}

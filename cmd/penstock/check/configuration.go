@@ -122,8 +122,9 @@ func inspect(ctx context.Context, c configs.Config) (notes []string, err error) 
 	if c.ReservedCPUs > len(own) {
 		n.notes = append(n.notes, fmt.Sprintf("reserved_cpus: is %d, and the manager gets %d: inference functions keep at least one CPU", c.ReservedCPUs, len(own)))
 	}
-	for _, key := range c.Unused() {
-		n.notes = append(n.notes, key+" has no effect without `shares: {policy: gslice}`")
+	keys, why := c.Unused()
+	for _, key := range keys {
+		n.notes = append(n.notes, key+" has "+why)
 	}
 	n.problems.Add(sandboxErr, "sandbox")
 	n.readable()

@@ -112,7 +112,7 @@ func streamPriorities(_ context.Context, m *machine) Finding {
 	case !known:
 		return pass("not measured yet; the first start of a node with MPS measures them")
 	case !p.Hold:
-		return pass("do not hold between processes: " + figures + "; a node uses `policy: gslice` (docs/gpu.md)")
+		return pass("do not hold between processes: " + figures + "; batches of all functions run one after the other (docs/sharing.md)")
 	}
 	return pass("hold between processes: " + figures)
 }
