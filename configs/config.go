@@ -154,7 +154,7 @@ func (g *Gateway) SetWord(string) { g.Off = true }
 
 // Slab is the packet memory of each inference function, in equal parts of its receivers.
 type Slab struct {
-	// Packet memory of each function.
+	// Max packet memory of each function. Pages are allocated when they are first used.
 	Size Size `yaml:"size" default:"64MiB" min:"1MiB" max:"64GiB"`
 	// Use huge pages if there are any.
 	HugePages bool `yaml:"huge_pages" default:"true"`

@@ -202,6 +202,9 @@ func Map(f *os.File, size int, writable bool) (*Region, error) {
 	return mapRegion(f, size, size, writable)
 }
 
+// MapSparse is Map, to read a region whose pages are allocated when they are first touched.
+func MapSparse(f *os.File, size int) (*Region, error) { return mapRegion(f, size, 0, false) }
+
 // mapRegion is Map for a region of which only as many bytes at the beginning are allocated.
 func mapRegion(f *os.File, size, allocated int, writable bool) (*Region, error) {
 	r, err := mapFile(f, size, allocated, writable)
@@ -240,7 +243,7 @@ func mapFile(f *os.File, size, allocated int, writable bool) (*Region, error) {
 	if err != nil {
 		return nil, err
 	}
-	if allocated != size {
+	if allocated > 0 && allocated != size {
 		_ = unix.Madvise(mem[:allocated], unix.MADV_POPULATE_WRITE) // Linux before 5.14 cannot
 	}
 	return &Region{mem: mem, size: size, file: f, huge: page == hugePageBytes}, nil

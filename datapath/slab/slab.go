@@ -59,6 +59,10 @@ const (
 	minRunGranules  = minRunBytes / GranuleBytes
 )
 
+// allocatedBytes are allocated when a slab is made. The other pages are allocated when a datagram first needs them. As free runs
+// at the lowest addresses are used first, most functions never touch most of their slabs.
+const allocatedBytes = 1 << 20
+
 // ErrReleasedTwice is the value with which Release panics if a span is not
 // held. Continuing could overwrite some other datagram.
 var ErrReleasedTwice = errors.New("slab: span is not held")
@@ -104,7 +108,7 @@ func New(name string, size, n int, hugePages bool) ([]*Slab, error) {
 	const word = granulesPerWord * GranuleBytes
 	each := (size/n + word - 1) / word * word
 	size = each * n
-	region, err := shm.Create(name+"-slab", size, shm.Options{HugePages: hugePages})
+	region, err := shm.Create(name+"-slab", size, shm.Options{HugePages: hugePages, Allocated: min(size, allocatedBytes)})
 	if err != nil {
 		return nil, fmt.Errorf("make slab: %w", err)
 	}

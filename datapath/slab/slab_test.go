@@ -2,6 +2,7 @@ package slab
 
 import (
 	"bytes"
+	"os"
 	"sync"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/shm"
 )
 
 func newSlab(t *testing.T, size int) *Slab {
@@ -415,5 +417,29 @@ func TestPartsKeepToTheirOwn(t *testing.T) {
 	}
 	if _, err := New("parts", MinBytes, 0, false); err == nil {
 		t.Error("no part was made of a region")
+	}
+}
+
+// A slab takes memory for what is used of it, and so does a process that maps it.
+func TestSlabIsSparse(t *testing.T) {
+	const size = 64 << 20
+	s := newSlab(t, size)
+	allocated := func() int64 {
+		var st unix.Stat_t
+		must.OK(t, unix.Fstat(int(s.File().Fd()), &st))
+		return st.Blocks * 512
+	}
+	fd, err := unix.Dup(int(s.File().Fd()))
+	must.OK(t, err)
+	mapped, err := shm.MapSparse(os.NewFile(uintptr(fd), "slab"), s.Size())
+	must.OK(t, err)
+	defer mapped.Close()
+	if n := allocated(); n > 2*allocatedBytes {
+		t.Errorf("a new slab takes %d bytes, want about %d", n, allocatedBytes)
+	}
+	const last = size - 1
+	s.Bytes()[last] = 7
+	if mapped.Bytes()[last] != 7 {
+		t.Error("the other process reads something else")
 	}
 }

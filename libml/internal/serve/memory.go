@@ -107,7 +107,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 		m.inFlight = min(m.inFlight, limit)
 	}
 	for i, size := range attached.SlabBytes {
-		slab, err := shm.Map(files[fixed+i], int(size), false)
+		slab, err := shm.MapSparse(files[fixed+i], int(size))
 		if err != nil {
 			return nil, fmt.Errorf("map slab %d: %w", i, err)
 		}
