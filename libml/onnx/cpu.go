@@ -63,6 +63,7 @@ func newOptions(threads int) (*ort.SessionOptions, error) {
 		o.SetExecutionMode(ort.ExecutionModeSequential),
 		o.SetIntraOpNumThreads(threads),
 		o.SetInterOpNumThreads(1),
+		o.SetMemPattern(false), // it keeps one block of memory per batch size, and is not faster
 		// Threads that spin between two operators use the CPU time of the next batch.
 		o.AddSessionConfigEntry("session.intra_op.allow_spinning", "0"),
 		o.AddSessionConfigEntry("session.inter_op.allow_spinning", "0"),
