@@ -246,7 +246,7 @@ func overheadCommand(print printer) *cobra.Command {
 		},
 	}
 	flags.register(cmd, "cuda")
-	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2"}, "a card's name or file; again for more")
+	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2", "detect"}, "a card's name or file; again for more")
 	cmd.Flags().IntSliceVar(&o.Batches, "batch", []int{1, 8, 32}, "batch sizes")
 	cmd.Flags().DurationVar(&o.Duration, "duration", 2*time.Second, "how long each throughput is measured")
 	cmd.Flags().IntVar(&o.Volleys, "volleys", 300, "how many batches the latency is measured with")
@@ -333,7 +333,7 @@ func startCommand(print printer) *cobra.Command {
 		},
 	}
 	flags.register(cmd, "cuda")
-	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2"}, "a card's name or file; again for more")
+	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2", "detect"}, "a card's name or file; again for more")
 	cmd.Flags().IntVarP(&o.Number, "number", "n", 5, "how many starts of each model")
 	return cmd
 }
@@ -374,7 +374,7 @@ func faultCommand(print printer) *cobra.Command {
 		},
 	}
 	flags.register(cmd, "cuda")
-	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2"}, "a card's name or file; again for more")
+	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2", "detect"}, "a card's name or file; again for more")
 	cmd.Flags().IntVarP(&o.Number, "number", "n", 10, "how many faults")
 	cmd.Flags().Float64Var(&o.RatePerSecond, "rate", 400, "requests a second to each function")
 	return cmd
