@@ -308,7 +308,7 @@ func (c *Config) Unused() (keys []string, why string) {
 	return keys, "no effect without `shares: {policy: gslice}`"
 }
 
-// PriorityUnused is said of the priority of functions that have shares.
+// PriorityUnused says why the priority of a function is not used.
 const PriorityUnused = "no effect with `shares: {policy: gslice}`"
 
 // On returns an error if device does not support this place for weights. DeviceAuto supports all.

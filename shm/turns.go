@@ -30,9 +30,9 @@ import (
 // and passes the turn on. So no turn stays with a process that does not want it.
 //
 // A faulty process can write any word. The others check each index, bound each loop, and sleep at most
-// maxTurnSleep before they look again. The manager passes on the turn of a process that has ended, and
-// a turn that does not move while others wait (Turns.Watch). So a faulty process can delay batches or
-// make several run at once, and nothing worse.
+// maxTurnSleep before they look again. The manager passes on the turn of a process that has ended. It also passes on
+// a turn that one process keeps while others wait, whatever that process writes in its own entry (Turns.Watch). So
+// a faulty process can delay batches or make several run at once, and nothing worse.
 
 // TurnEntries is the max number of processes that take turns.
 const TurnEntries = 256
@@ -54,7 +54,8 @@ type turnEntry struct {
 	bell     atomic.Uint32 // futex: the turn is this process's
 	level    atomic.Uint32
 	deadline atomic.Int64
-	_        [lineBytes - 16]uint8
+	turns    atomic.Uint32 // that the process has had
+	_        [lineBytes - 20]uint8
 }
 
 // turnTenant is the process that had the last turn, and since when no other one had a turn.
@@ -178,9 +179,11 @@ type Turns struct {
 // watchedTurns are the turns of one level.
 type watchedTurns struct {
 	turnWords
-	// stuck is the owner word that Watch has read since a time while processes waited.
-	stuck uint64
-	since int64
+	// since is when Watch first read this owner word while processes waited. Later words have the same entry, and no other
+	// entry has had more turns.
+	since  int64
+	stuck  uint64
+	others uint32
 }
 
 // NewTurns makes a file of turns, for each of TurnLevels levels by itself or for all levels together.
@@ -231,8 +234,9 @@ func (t *Turns) Leave(entry int) {
 const TurnPatience = 250 * time.Millisecond
 
 // Watch passes on turns of entries that have kept them for TurnPatience while others waited. It then
-// returns such an entry, and true. It does not return that of a demoted batch for which higher levels left no time. It
-// also passes on the turns of entries without a process. The caller calls it several times per TurnPatience.
+// returns such an entry, and true, if one batch has lasted that long. It does not return that of a demoted batch for which
+// higher levels left no time. It also passes on the turns of entries without a process. The caller calls it several times
+// per TurnPatience.
 func (t *Turns) Watch(now int64) (entry int, overdue bool) {
 	for i := range t.levels {
 		kept, long := t.levels[i].watch(now, &t.used)
@@ -248,12 +252,13 @@ func (w *watchedTurns) watch(now int64, inUse *[TurnEntries]bool) (entry int, ov
 	entry = turnOwner(word)
 	used := entry >= 0 && entry < TurnEntries && inUse[entry]
 	waiting, _ := w.best(entry)
+	others := w.turnsBut(entry, inUse)
 	switch {
 	case waiting == freeTurn:
 		w.since = 0
 		return entry, false
-	case w.since == 0 || word != w.stuck:
-		w.stuck, w.since = word, now
+	case w.since == 0 || entry != turnOwner(w.stuck) || others != w.others:
+		w.since, w.stuck, w.others = now, word, others
 		return entry, false
 	case used && now-w.since < int64(TurnPatience):
 		return entry, false
@@ -264,8 +269,21 @@ func (w *watchedTurns) watch(now int64, inUse *[TurnEntries]bool) (entry int, ov
 			w.stopWaiting(i)
 		}
 	}
-	w.pass(word)
-	return entry, used
+	for from, tries := word, 0; turnOwner(from) == entry && tries < TurnEntries; tries++ { // the process may change it meanwhile
+		w.pass(from)
+		from = w.owner.Load()
+	}
+	return entry, used && word == w.stuck
+}
+
+// turnsBut counts the turns that all entries but one have had.
+func (w *turnWords) turnsBut(entry int, inUse *[TurnEntries]bool) (sum uint32) {
+	for i, used := range inUse {
+		if used && i != entry {
+			sum += w.entries[i].turns.Load()
+		}
+	}
+	return sum
 }
 
 // Close unmaps the file. Processes keep their mappings.
@@ -360,8 +378,9 @@ func (t *Turn) takeFree() bool {
 	return true
 }
 
-// occupy notes that this process has had a turn.
+// occupy notes that this process has a turn.
 func (t *Turn) occupy(now int64) {
+	t.words.entries[t.entry].turns.Add(1)
 	if tenant := t.words.tenant; tenant.entry.Load() != uint32(t.entry+1) {
 		tenant.since.Store(now)
 		tenant.entry.Store(uint32(t.entry + 1))

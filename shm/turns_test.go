@@ -1,11 +1,11 @@
 package shm
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -272,33 +272,76 @@ func TestTurnsWatch(t *testing.T) {
 	})
 }
 
-// On each level another process has the turn, and it hangs or ends.
+// Processes wait only for those of their level.
 func TestTurnLevels(t *testing.T) {
 	for level := range TurnLevels {
-		t.Run(strconv.Itoa(level), func(t *testing.T) {
-			turns, p := newTurns(t, 2, true)
-			if len(p[0].Turns) != TurnLevels {
-				t.Fatalf("turns of %d levels, want %d", len(p[0].Turns), TurnLevels)
+		_, p := newTurns(t, 2, true)
+		if len(p[0].Turns) != TurnLevels {
+			t.Fatalf("turns of %d levels, want %d", len(p[0].Turns), TurnLevels)
+		}
+		p[0].Turns[level].Take(Rank{Level: uint32(level)}, 0)
+		for l, turn := range p[1].Turns {
+			if got := turn.Take(Rank{Level: uint32(l)}, 0); got != (l != level) {
+				t.Errorf("process 0 has the turn of level %d; process 1 has that of level %d: %v", level, l, got)
 			}
-			rank := func(l int) Rank { return Rank{Level: uint32(l)} }
-			p[0].Turns[level].Take(rank(level), 0)
-			for l, turn := range p[1].Turns {
-				if got := turn.Take(rank(l), 0); got != (l != level) {
-					t.Errorf("process 0 has the turn of level %d; process 1 has that of level %d: %v", level, l, got)
+		}
+	}
+}
+
+// A faulty process has the turn, of a level or of all, while two others wait. The first of them has it TurnPatience later,
+// and then the second.
+func TestFaultyTurns(t *testing.T) {
+	const step = TurnPatience / 5 // of Watch
+	first := Rank{Level: math.MaxUint32, Deadline: math.MinInt64}
+	faults := map[string]struct {
+		begins func(turns *Turns, faulty *Turn)
+		lives  func(faulty *Turn) // at each step
+	}{
+		"ends":                     {begins: func(turns *Turns, faulty *Turn) { turns.Leave(faulty.entry) }},
+		"hangs":                    {},
+		"has ever earlier batches": {lives: func(faulty *Turn) { faulty.Pass(first); faulty.Ask(first) }},
+		"claims that others had turns": {lives: func(faulty *Turn) {
+			faulty.words.tenant.since.Store(Now())
+			faulty.words.owner.Store(nextTurn(faulty.words.owner.Load(), faulty.entry))
+		}},
+		"waits for the turn that it has": {lives: func(faulty *Turn) { faulty.wait(first) }},
+	}
+	for level := -1; level < TurnLevels; level++ {
+		for name, fault := range faults {
+			t.Run(fmt.Sprintf("level %d %s", level, name), func(t *testing.T) {
+				turns, p := newTurns(t, 3, level >= 0)
+				of := func(i int) *Turn { return p[i].Turns[max(0, level)] }
+				rank := func(i int) Rank { return Rank{uint32(max(0, level)), int64(i)} }
+				faulty := of(0)
+				for i := range p {
+					if got := of(i).Take(rank(i), 0); got != (i == 0) {
+						t.Fatalf("process %d has the turn: %v", i, got)
+					}
 				}
-			}
-			turns.Watch(1)
-			if entry, overdue := turns.Watch(1 + int64(TurnPatience)); overdue != (level > 0) || entry != 0 || !p[1].Turns[level].has() {
-				t.Errorf("entry %d is overdue: %v; want the turn to pass from 0 to 1", entry, overdue)
-			}
-			p[0].Turns[level].Take(rank(level), 0)
-			turns.Leave(1)
-			for l, turn := range p[0].Turns {
-				if !turn.Take(rank(l), 0) {
-					t.Errorf("a process that ended kept the turn of level %d", l)
+				if fault.begins != nil {
+					fault.begins(turns, faulty)
 				}
-			}
-		})
+				now, reported := int64(1), false
+				for i := 1; i < len(p); i++ {
+					asked := now
+					for !of(i).Take(rank(i), 0) {
+						if now-asked > int64(TurnPatience+step) {
+							t.Fatalf("process %d waits longer than TurnPatience", i)
+						}
+						if fault.lives != nil {
+							fault.lives(faulty)
+						}
+						entry, overdue := turns.Watch(now)
+						reported = reported || overdue && entry == faulty.entry
+						now += int64(step)
+					}
+					of(i).Release()
+				}
+				if want := level != 0 && (name == "hangs" || name == "waits for the turn that it has"); reported != want {
+					t.Errorf("reported as overdue: %v, want %v", reported, want)
+				}
+			})
+		}
 	}
 }
 

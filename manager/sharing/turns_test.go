@@ -2,6 +2,7 @@ package sharing
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -131,33 +132,40 @@ func TestTurnsFollowTheDevice(t *testing.T) {
 	}
 }
 
+// A process that hangs or ends in its turn, of a level or of all, does not keep it.
 func TestWatchTurns(t *testing.T) {
-	var log bytes.Buffer
-	s := newTurns(t, zerolog.New(&log))
-	open := func(pid int) *shm.Turn {
-		t.Helper()
-		a, err := s.Admit(pid)
-		must.OK(t, err)
-		a.Close()
-		return openTurns(t, a).Turns[0]
-	}
-	hangs, waits := open(10), open(11)
-	for range 2 { // it is logged once
-		hangs.Take(shm.Rank{}, 0)
-		waits.Take(shm.Rank{}, 0)
-		wait.For(t, "the turn to be passed on", func() bool {
-			s.Watch()
-			return waits.Take(shm.Rank{}, 0)
+	for level := -1; level < shm.TurnLevels; level++ {
+		t.Run(fmt.Sprint(level), func(t *testing.T) {
+			t.Parallel()
+			var log bytes.Buffer
+			s := newTurns(t, zerolog.New(&log))
+			s.Device.MPS = level >= 0
+			open := func(pid int) *shm.Turn {
+				t.Helper()
+				a, err := s.Admit(pid)
+				must.OK(t, err)
+				a.Close()
+				return openTurns(t, a).Turns[max(0, level)]
+			}
+			hangs, waits := open(10), open(11)
+			for range 2 { // it is logged once
+				hangs.Take(shm.Rank{}, 0)
+				waits.Take(shm.Rank{}, 0)
+				wait.For(t, "the turn to be passed on", func() bool {
+					s.Watch()
+					return waits.Take(shm.Rank{}, 0)
+				})
+				waits.Release()
+			}
+			if text, reported := log.String(), level != 0; strings.Count(text, "keeps the GPU") == 1 != reported || strings.Contains(text, `"pid":10`) != reported {
+				t.Errorf("the log says %q, want process 10 once: %v; higher levels may keep a demoted batch waiting", text, reported)
+			}
+			hangs.Take(shm.Rank{}, 0)
+			waits.Take(shm.Rank{}, 0)
+			s.Leave(10)
+			if !waits.Take(shm.Rank{}, 0) {
+				t.Error("a process that ended kept its turn")
+			}
 		})
-		waits.Release()
-	}
-	if text := log.String(); strings.Count(text, "keeps the GPU") != 1 || !strings.Contains(text, `"pid":10`) {
-		t.Errorf("the log says %q, want process 10 once", text)
-	}
-	hangs.Take(shm.Rank{}, 0)
-	waits.Take(shm.Rank{}, 0)
-	s.Leave(10)
-	if !waits.Take(shm.Rank{}, 0) {
-		t.Error("a process that ended kept its turn")
 	}
 }
