@@ -30,14 +30,25 @@ func keptGPU(log *lines, pid int) bool {
 	return false
 }
 
-// takingTurns starts a node on a GPU without MPS with the functions fn and bad. A batch of bad never
+// withTurns runs a test with one turn for all levels, as without MPS, and with a turn per level.
+func withTurns(t *testing.T, test func(t *testing.T, mps bool)) {
+	t.Parallel()
+	for _, mps := range []bool{false, true} {
+		t.Run(fmt.Sprintf("MPS=%v", mps), func(t *testing.T) {
+			t.Parallel()
+			test(t, mps)
+		})
+	}
+}
+
+// takingTurns starts a node on a GPU with the functions fn and bad, which have the same level. A batch of bad never
 // ends after 200, warm-up included. All processes have warmed up, so only requests take turns.
-func takingTurns(t *testing.T, hangTimeout time.Duration) (*node.Node, *lines) {
+func takingTurns(t *testing.T, mps bool, hangTimeout time.Duration) (*node.Node, *lines) {
 	t.Helper()
 	card := nodetest.Card(t, "digest", small)
 	nd, log := startRecorded(t, fmt.Sprintf("device: cuda\nhang_timeout: %v\nfunctions:\n", hangTimeout)+
 		fmt.Sprintf("  - {name: fn, model: %s, port: 0}\n", card)+
-		fmt.Sprintf("  - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: \"hang_after=200\"}}\n", card), withGPU(t, false)...)
+		fmt.Sprintf("  - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: \"hang_after=200\"}}\n", card), withGPU(t, mps)...)
 	for _, name := range []string{"fn", "bad"} {
 		wait.For(t, name+" to warm up", func() bool {
 			active, shadow := nodetest.Serving(t, nd, name)
@@ -86,9 +97,10 @@ func TestGPUTurns(t *testing.T) {
 }
 
 // The turn of a process that is killed goes to others.
-func TestGPUTurnKilled(t *testing.T) {
-	t.Parallel()
-	nd, log := takingTurns(t, time.Minute)
+func TestGPUTurnKilled(t *testing.T) { withTurns(t, testTurnKilled) }
+
+func testTurnKilled(t *testing.T, mps bool) {
+	nd, log := takingTurns(t, mps, time.Minute)
 	active, shadow := nodetest.Serving(t, nd, "bad")
 	answered, stopped := keepBusy(t, nd)
 	// If the batch is only slow, the process is killed earlier, which does no harm.
@@ -114,9 +126,10 @@ func TestGPUTurnKilled(t *testing.T) {
 }
 
 // While a process is stopped in its turn, others run next to it. It is ended like one that hangs.
-func TestGPUTurnStopped(t *testing.T) {
-	t.Parallel()
-	nd, log := takingTurns(t, 10*time.Second)
+func TestGPUTurnStopped(t *testing.T) { withTurns(t, testTurnStopped) }
+
+func testTurnStopped(t *testing.T, mps bool) {
+	nd, log := takingTurns(t, mps, 10*time.Second)
 	active, _ := nodetest.Serving(t, nd, "bad")
 	keepBusy(t, nd)
 	for !keptGPU(log, active.PID) {
