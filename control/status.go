@@ -315,4 +315,7 @@ type InputStatus struct {
 	// WireType and WireLayout are models.DType and models.Layout.
 	WireType   string `json:"type"`
 	WireLayout string `json:"layout"`
+	// Fit and Pad are those of models.Input.
+	Fit string `json:"fit,omitempty"`
+	Pad []int  `json:"pad,omitempty"`
 }

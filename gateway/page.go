@@ -70,6 +70,9 @@ type functionState struct {
 	Labels  []string `json:"labels,omitempty"`
 	// Pictures reports whether the function takes photos.
 	Pictures bool `json:"pictures"`
+	// Fit and Pad are those of models.Input.
+	Fit string `json:"fit"`
+	Pad []int  `json:"pad"`
 }
 
 func (s *server) state(w http.ResponseWriter, _ *http.Request) {
@@ -87,6 +90,7 @@ func (s *server) state(w http.ResponseWriter, _ *http.Request) {
 		in := &f.Card.Input
 		st.Functions = append(st.Functions, functionState{
 			Name: f.Name, Height: in.Height, Width: in.Width, Channels: in.Channels, Planes: in.WireLayout == models.CHW, Decoder: f.Card.Decoder.Name, Labels: f.Card.Labels, Pictures: f.TakesPhotos(),
+			Fit: in.Fit, Pad: append([]int{}, in.Pad...),
 		})
 	}
 	st.Clip, _ = fs.Glob(zoo.PictureFS(), "*.jpg")

@@ -29,7 +29,7 @@ func inspect(t *testing.T) []loadgen.Seen {
 	all := photos()
 	seen, err := loadgen.Inspect([]loadgen.View{{
 		Function: "detect", Labels: []string{"person", "cat"},
-		Photos: picture.NewPhotos(all, picture.Size{Height: 64, Width: 64, Channels: 3}, picture.Letterbox),
+		Photos: picture.NewPhotos(all, picture.Size{Height: 64, Width: 64, Channels: 3}, picture.Fit{}),
 		Answers: []answer.Answer{
 			boxes(
 				wire.Box{Class: 9, Score: 0.5, X0: 0, Y0: 0, X1: 1, Y1: 1},
@@ -40,7 +40,7 @@ func inspect(t *testing.T) []loadgen.Seen {
 		},
 	}, {
 		Function: "kind", Labels: []string{"portrait"},
-		Photos:  picture.NewPhotos(all[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Stretch),
+		Photos:  picture.NewPhotos(all[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Fit{Way: picture.Stretch}),
 		Answers: []answer.Answer{{Kind: wire.KindTopK, Payload: topK(0, 0.25)}},
 	}})
 	must.OK(t, err)
@@ -68,7 +68,7 @@ func TestInspect(t *testing.T) {
 func TestInspectErrors(t *testing.T) {
 	_, err := loadgen.Inspect([]loadgen.View{{
 		Function: "detect",
-		Photos:   picture.NewPhotos(photos()[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Letterbox),
+		Photos:   picture.NewPhotos(photos()[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Fit{}),
 		Answers:  []answer.Answer{{Kind: wire.KindBoxes, Payload: make([]byte, 5)}},
 	}})
 	if err == nil || err.Error() != "read what detect found in chelsea.png: "+wire.ErrPayload.Error() {
@@ -106,7 +106,7 @@ func TestWritePictures(t *testing.T) {
 // TestInspectRaw: an answer of values names nothing, so the photo is not said to show nothing.
 func TestInspectRaw(t *testing.T) {
 	seen, err := loadgen.Inspect([]loadgen.View{{
-		Function: "values", Photos: picture.NewPhotos(photos()[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Stretch), Answers: []answer.Answer{{Kind: wire.KindRaw, Payload: []byte{0, 0, 0, 0}}},
+		Function: "values", Photos: picture.NewPhotos(photos()[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Fit{Way: picture.Stretch}), Answers: []answer.Answer{{Kind: wire.KindRaw, Payload: []byte{0, 0, 0, 0}}},
 	}})
 	if err != nil || seen[0].Asked {
 		t.Errorf("%+v, %v; want no thing and not asked", seen, err)

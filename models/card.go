@@ -127,6 +127,10 @@ type Input struct {
 	// UYVY: the picture on the wire is UYVY, 8 bit, in place of three channels of WireType. Cards
 	// never set it; some cameras send it.
 	UYVY bool `json:",omitempty"`
+	// Fit is how a photo of another size becomes the picture: letterbox, stretch, crop or left (picture.Way).
+	// Pad is the colour beside it, a value per channel of the picture; black if empty.
+	Fit string `json:",omitempty"`
+	Pad []int  `json:",omitempty"`
 	// ReverseChannels turns RGB on the wire into BGR in the tensor (or back).
 	ReverseChannels bool
 	// Mean and Std normalise each tensor channel: (v - Mean[c]) / Std[c], in the

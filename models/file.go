@@ -48,6 +48,11 @@ type inputFile struct {
 	Name string `yaml:"name" pattern:"^[^\\x00-\\x1f]{1,1000}$" want:"a tensor's name, without control characters"`
 	// Height, width and channels, the same on the wire and in the tensor.
 	Size []int `yaml:"size" required:"true" elements:"height, width, channels" minItems:"3" maxItems:"3" min:"1" max:"16384"`
+	// How a photo of another size becomes the picture. letterbox keeps its proportions, with half of the padding on either side.
+	// stretch changes them. crop takes the middle. left fills the height from the left on, and squeezes what is too wide.
+	Fit string `yaml:"fit" default:"letterbox" oneof:"letterbox|stretch|crop|left"`
+	// The colour beside the photo, one value per channel of the picture; black if left out.
+	Pad []int `yaml:"pad" minItems:"1" maxItems:"3" min:"0" max:"255"`
 	// The payload of a request.
 	Wire formatFile `yaml:"wire" required:"true" want:"{type: u8, layout: hwc}"`
 	// One image of the batch tensor.

@@ -248,7 +248,7 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 	in := &c.Input
 	*in = Input{
 		Name: f.Name, WireType: f.Wire.Type, WireLayout: f.Wire.Layout, TensorType: f.Tensor.Type, TensorLayout: f.Tensor.Layout,
-		ReverseChannels: f.ReverseChannels, Mean: f.Mean, Std: f.Std,
+		Fit: f.Fit, Pad: f.Pad, ReverseChannels: f.ReverseChannels, Mean: f.Mean, Std: f.Std,
 	}
 	if !v.IsMap() {
 		return // already reported
@@ -273,6 +273,9 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 		if n := len(values); n > 0 && in.Channels > 0 && n != in.Channels {
 			v.Find(key).Reject("has %d elements, want %d, one per channel", n, in.Channels)
 		}
+	}
+	if n := len(f.Pad); n > 0 && in.Channels > 0 && n != in.Channels {
+		v.Find("pad").Reject("has %d elements, want %d, one per channel", n, in.Channels)
 	}
 	switch hasMean, hasStd := v.Has("mean"), v.Has("std"); {
 	case !hasMean && hasStd:

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -122,7 +123,7 @@ func TestReadCardAllKeys(t *testing.T) {
 		File: filepath.Join(dir, "card.yaml"), Dir: dir,
 		Input: Input{
 			Name: "image", Height: 4, Width: 6, Channels: 3,
-			WireType: U8, WireLayout: HWC, TensorType: F32, TensorLayout: CHW,
+			WireType: U8, WireLayout: HWC, TensorType: F32, TensorLayout: CHW, Fit: "letterbox",
 			ReverseChannels: true, Mean: []float32{1, 2.5, 3}, Std: []float32{1, 2, 4},
 		},
 		Outputs: []Tensor{{Name: "prob", Type: F32, Shape: []int64{3}}},
@@ -176,6 +177,14 @@ func TestReadModelAsCard(t *testing.T) {
 	}
 }
 
+func TestReadCardFit(t *testing.T) {
+	c, err := read(t, folder(t), strings.Replace(card, "reverse_channels: true", "fit: left\n  pad: [1, 2, 3]", 1))
+	must.OK(t, err)
+	if c.Input.Fit != "left" || !slices.Equal(c.Input.Pad, []int{1, 2, 3}) {
+		t.Errorf("fit %q, pad %v", c.Input.Fit, c.Input.Pad)
+	}
+}
+
 func TestReadCardDefaults(t *testing.T) {
 	dir := folder(t)
 	got, err := read(t, dir, ownCard)
@@ -183,7 +192,7 @@ func TestReadCardDefaults(t *testing.T) {
 	want := &Card{
 		Name: "own", Version: 1, Command: []string{filepath.Join(dir, "program"), "--fast"},
 		File: filepath.Join(dir, "card.yaml"), Dir: dir,
-		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW},
+		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW, Fit: "letterbox"},
 		Outputs: []Tensor{{Name: "y", Type: F32, Shape: []int64{2, 2, 2}}},
 		Batches: []int{1}, SLO: time.Minute, Decoder: Decoder{Name: "raw", Params: map[string]any{}},
 		Lines: map[string]int{"batches": 1, "input.name": 5, "input.size": 5, "outputs[0].name": 8, "outputs[0].shape": 8},
@@ -270,6 +279,9 @@ var spoiledCards = []spoiled{
 	{"a wire without a layout", card, "{type: u8, layout: hwc}", "{type: u8}", `input.wire.layout: is missing`, false},
 	{"reversed in words", card, "reverse_channels: true", "reverse_channels: yes please", `input.reverse_channels: is "yes please", want true or false`, false},
 	{"one channel reversed", ownCard, "  wire:", "  reverse_channels: true\n  wire:", `reverse_channels: is true, want false`, true},
+	{"an unknown fit", card, "reverse_channels: true", "fit: squeeze", `input.fit: is "squeeze", want letterbox, stretch, crop or left`, false},
+	{"a colour of two channels", card, "reverse_channels: true", "pad: [1, 2]", `input.pad: has 2 elements, want 3, one per channel`, true},
+	{"a colour too bright", card, "reverse_channels: true", "pad: [1, 2, 256]", `input.pad[2]: is 256, want an integer from 0 to 255`, false},
 	{"a mean too few", card, "[1, 2.5, 3]", "[1, 2.5]", `card.yaml:11:9: input.mean: has 2 elements, want 3, one per channel`, true},
 	{"a mean that is no number", card, "[1, 2.5, 3]", "[1, .nan, 3]", `input.mean[1]: is .nan, want a number`, true},
 	{"a mean without end", card, "[1, 2.5, 3]", "[1, .inf, 3]", `input.mean[1]: is .inf, want a number`, true},

@@ -56,16 +56,15 @@ export class Camera {
         if (!socket) { this.text.textContent = "no connection"; await pause(500); continue; }
       }
       const frame = grab(source), began = performance.now();
-      const scale = Math.min(f.width / frame.width, f.height / frame.height), w = frame.width * scale, h = frame.height * scale;
-      const x = (f.width - w) / 2, y = (f.height - h) / 2;
-      pixels.fillStyle = "#000";
+      const { x, y, across, down } = fit(frame, f);
+      pixels.fillStyle = `rgb(${[0, 1, 2].map((c) => f.pad[c] ?? f.pad[0] ?? 0)})`;
       pixels.fillRect(0, 0, f.width, f.height);
-      pixels.drawImage(frame, x, y, w, h);
+      pixels.drawImage(frame, x, y, frame.width * across, frame.height * down);
       socket.send(rgb(pixels.getImageData(0, 0, f.width, f.height).data, f));
       const answer = await reply(socket);
       if (run !== this.run) break;
       if (!answer) { this.text.textContent = socket.reason || "connection lost"; socket.close(); socket = null; await pause(200); continue; }
-      const boxes = answer.boxes.map((b) => ({ ...b, x0: (b.x0 - x) / scale, y0: (b.y0 - y) / scale, x1: (b.x1 - x) / scale, y1: (b.y1 - y) / scale }));
+      const boxes = answer.boxes.map((b) => ({ ...b, x0: (b.x0 - x) / across, y0: (b.y0 - y) / down, x1: (b.x1 - x) / across, y1: (b.y1 - y) / down }));
       draw(this.canvas, frame, boxes);
       const age = performance.now() - began;
       const what = boxes.map((b) => `${b.label} ${(100 * b.score).toFixed(0)} %`).concat((answer.classes || []).slice(0, 1).map((c) => `${c.label} ${(100 * c.score).toFixed(0)} %`));
@@ -125,6 +124,15 @@ async function loadClip(files) {
 }
 
 // grab copies the current frame, so that its boxes are drawn on it.
+// fit returns where a frame lies in a function's picture, and its scale, as picture.Resize does.
+function fit(frame, f) {
+  let across = f.width / frame.width, down = f.height / frame.height;
+  if (f.fit === "left") return { x: 0, y: 0, across: Math.min(across, down), down };
+  if (f.fit === "crop") across = down = Math.max(across, down);
+  else if (f.fit !== "stretch") across = down = Math.min(across, down);
+  return { x: (f.width - frame.width * across) / 2, y: (f.height - frame.height * down) / 2, across, down };
+}
+
 function grab(source) {
   let picture = source, width = source.videoWidth, height = source.videoHeight;
   if (source.clip) {

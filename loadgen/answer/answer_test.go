@@ -80,7 +80,7 @@ func TestCompare(t *testing.T) {
 		{"broken payload", answer.Answer{Kind: wire.KindTopK, Payload: make([]byte, 5)}, classes(), "decode 5 bytes"},
 		{"broken reference", classes(), answer.Answer{Kind: wire.KindTopK, Payload: make([]byte, 5)}, "the reference: "},
 
-		{"unknown kind", answer.Answer{Kind: 9}, answer.Answer{Kind: 9}, "kind unknown"},
+		{"unknown kind", answer.Answer{Kind: 99}, answer.Answer{Kind: 99}, "kind unknown"},
 		{"payload of kind none", answer.Answer{Payload: []byte{1}}, answer.Answer{}, "decode 1 bytes"},
 
 		{"no boxes", boxes(), boxes(), ""},

@@ -158,6 +158,7 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 		Input: control.InputStatus{
 			Height: f.model.desired.Input.Height, Width: f.model.desired.Input.Width, Channels: f.model.desired.Input.Channels,
 			Bytes: f.model.desired.Input.WireBytes(), WireType: string(f.model.desired.Input.WireType), WireLayout: string(f.model.desired.Input.WireLayout),
+			Fit: f.model.desired.Input.Fit, Pad: f.model.desired.Input.Pad,
 		},
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
 		Unsaved: f.fleet.file.unsaved(f.config, f.byHand), Worker: f.worker,

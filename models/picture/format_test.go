@@ -154,7 +154,7 @@ func TestTransparentIsWhite(t *testing.T) {
 	must.OK(t, png.Encode(&b, text))
 	photo, err := Decode(t.Context(), b.Bytes())
 	must.OK(t, err)
-	pixels, _ := Resize(photo, Size{Height: 1, Width: 4, Channels: 3}, Stretch)
+	pixels, _ := Resize(photo, Size{Height: 1, Width: 4, Channels: 3}, Fit{Way: Stretch})
 	if want := []byte{255, 255, 255, 0, 0, 0, 127, 127, 127, 255, 0, 0}; !bytes.Equal(pixels, want) {
 		t.Errorf("%v, want %v", pixels, want)
 	}

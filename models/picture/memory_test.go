@@ -69,7 +69,7 @@ func TestMemory(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		Resize(decoded, size, Letterbox)
+		Resize(decoded, size, Fit{})
 		runtime.ReadMemStats(&after)
 		const buffers = 1 << 20
 		if used := int(after.TotalAlloc - before.TotalAlloc); used > bound+buffers {
@@ -126,10 +126,12 @@ func TestResizeTurns(t *testing.T) {
 				t.Errorf("orientation %d, alpha %d: At differs by %d", orientation, alpha, n)
 			}
 			for _, size := range []Size{{64, 48, 3}, {48, 64, 1}} {
-				got, gotFrame := Resize(lazy, size, Letterbox)
-				want, wantFrame := Resize(before, size, Letterbox)
-				if n := difference(got, want); n > 2 || gotFrame != wantFrame {
-					t.Errorf("orientation %d, alpha %d, %v: differs by %d; %v, want %v", orientation, alpha, size, n, gotFrame, wantFrame)
+				for _, way := range []Way{Letterbox, Crop, Left} {
+					got, gotFrame := Resize(lazy, size, Fit{Way: way})
+					want, wantFrame := Resize(before, size, Fit{Way: way})
+					if n := difference(got, want); n > 2 || gotFrame != wantFrame {
+						t.Errorf("orientation %d, alpha %d, %v, %s: differs by %d; %v, want %v", orientation, alpha, size, way, n, gotFrame, wantFrame)
+					}
 				}
 			}
 		}
@@ -143,7 +145,7 @@ func TestResizeLarge(t *testing.T) {
 	if rows := 1280 * 1700 * scalePixelBytes; rows < maxScaleBytes {
 		t.Fatalf("the rows need %d bytes, which fit %d", rows, maxScaleBytes)
 	}
-	got, frame := Resize(photo, size, Letterbox)
+	got, frame := Resize(photo, size, Fit{})
 	want := image.NewRGBA(image.Rect(0, 0, 1280, 1280))
 	draw.BiLinear.Scale(want, frame.inside, photo, photo.Rect, draw.Src, nil)
 	rgb := []byte{}

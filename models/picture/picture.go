@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"image"
+	"image/color"
 	"io/fs"
 	"path"
 	"slices"
@@ -71,15 +72,38 @@ type Size struct {
 // Bytes returns the length of a picture of this size.
 func (s Size) Bytes() int { return s.Height * s.Width * s.Channels }
 
-// Fit is how a photo of another shape is adapted to the model's input.
-type Fit uint8
+// Fit is how a photo of another shape is adapted to the model's input. The zero value letterboxes on black.
+type Fit struct {
+	Way Way
+	// Pad is the colour beside the photo.
+	Pad color.RGBA
+}
+
+// FitOf is the fit of a card's input: models.Input.Fit and Pad.
+func FitOf(way string, pad []int) Fit {
+	f := Fit{Way: Way(way)}
+	switch len(pad) {
+	case 1:
+		f.Pad = color.RGBA{uint8(pad[0]), uint8(pad[0]), uint8(pad[0]), 0xff}
+	case 3:
+		f.Pad = color.RGBA{uint8(pad[0]), uint8(pad[1]), uint8(pad[2]), 0xff}
+	}
+	return f
+}
+
+// Way is a way to fit a photo, as in a card (models.Input.Fit). Another value is Letterbox.
+type Way string
 
 const (
-	// Letterbox keeps the photo's proportions. The rest is black, half on either
-	// side.
-	Letterbox Fit = iota
+	// Letterbox keeps the photo's proportions. Half of the padding is on either side.
+	Letterbox Way = "letterbox"
 	// Stretch fills the model's input and changes the proportions.
-	Stretch
+	Stretch Way = "stretch"
+	// Crop fills the model's input with the middle of the photo, and keeps its proportions.
+	Crop Way = "crop"
+	// Left fills the height, from the left on. Photos that are too wide then are squeezed to the width. Models that read a line
+	// of text take pictures like that.
+	Left Way = "left"
 )
 
 // Frame is the position of a photo in a model's input.
@@ -104,12 +128,25 @@ func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 	}
 	whole := image.Rect(0, 0, size.Width, size.Height)
 	frame := Frame{photo: photo.Bounds(), inside: whole, size: size}
-	if fit == Letterbox {
-		frame.inside = centred(photo.Bounds(), whole)
-	}
 	sheet := image.NewRGBA(whole)
-	draw.Draw(sheet, whole, image.Black, image.Point{}, draw.Src)
-	place(sheet, frame.inside, photo)
+	fit.Pad.A = 0xff
+	draw.Draw(sheet, whole, image.NewUniform(fit.Pad), image.Point{}, draw.Src)
+	switch fit.Way {
+	case Stretch:
+		place(sheet, whole, photo)
+	case Crop:
+		middle := centred(whole, frame.photo)
+		frame.inside = around(frame.photo, middle, whole)
+		place(sheet, whole, part(photo, middle))
+	case Left:
+		if b := frame.photo; b.Dy() > 0 {
+			frame.inside.Max.X = min(whole.Dx(), max(1, (b.Dx()*whole.Dy()+b.Dy()-1)/b.Dy()))
+		}
+		place(sheet, frame.inside, photo)
+	default:
+		frame.inside = centred(frame.photo, whole)
+		place(sheet, frame.inside, photo)
+	}
 	if size.Channels == 1 {
 		grey := image.NewGray(whole)
 		draw.Draw(grey, whole, sheet, image.Point{}, draw.Src)
@@ -122,6 +159,13 @@ func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 	return rgb, frame
 }
 
+// around returns the place of a whole photo in an input that a part of it fills.
+func around(photo, part, whole image.Rectangle) image.Rectangle {
+	across := func(x int) int { return (x - part.Min.X) * whole.Dx() / part.Dx() }
+	down := func(y int) int { return (y - part.Min.Y) * whole.Dy() / part.Dy() }
+	return image.Rect(across(photo.Min.X), down(photo.Min.Y), across(photo.Max.X), down(photo.Max.Y))
+}
+
 // centred returns the largest rectangle with the photo's proportions in the
 // middle of whole. It is at least one pixel in each direction.
 func centred(photo, whole image.Rectangle) image.Rectangle {
@@ -131,7 +175,7 @@ func centred(photo, whole image.Rectangle) image.Rectangle {
 	} else if photo.Dy() > 0 {
 		width = max(1, (photo.Dx()*height+photo.Dy()/2)/photo.Dy())
 	}
-	corner := image.Pt((whole.Dx()-width)/2, (whole.Dy()-height)/2)
+	corner := whole.Min.Add(image.Pt((whole.Dx()-width)/2, (whole.Dy()-height)/2))
 	return image.Rectangle{Min: corner, Max: corner.Add(image.Pt(width, height))}
 }
 

@@ -45,7 +45,7 @@ func TestLetterbox(t *testing.T) {
 		{"smaller", image.Rect(0, 0, 4, 2), 0, 4},
 		{"with bounds elsewhere", image.Rect(100, -50, 260, 30), 0, 4},
 	} {
-		got, _ := picture.Resize(plain(test.photo, red), picture.Size{Height: 16, Width: 16, Channels: 3}, picture.Letterbox)
+		got, _ := picture.Resize(plain(test.photo, red), picture.Size{Height: 16, Width: 16, Channels: 3}, picture.Fit{})
 		if len(got) != 16*16*3 {
 			t.Fatalf("%s: %d bytes", test.name, len(got))
 		}
@@ -70,21 +70,64 @@ func TestResizeOrder(t *testing.T) {
 	photo.SetRGBA(1, 0, green)
 	photo.SetRGBA(0, 1, blue)
 	photo.SetRGBA(1, 1, color.RGBA{1, 2, 3, 0xff})
-	got, _ := picture.Resize(photo, picture.Size{Height: 2, Width: 2, Channels: 3}, picture.Stretch)
+	got, _ := picture.Resize(photo, picture.Size{Height: 2, Width: 2, Channels: 3}, picture.Fit{Way: picture.Stretch})
 	if want := []byte{255, 0, 0, 0, 255, 0, 0, 0, 255, 1, 2, 3}; !bytes.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
 
 func TestStretch(t *testing.T) {
-	got, _ := picture.Resize(plain(image.Rect(0, 0, 200, 10), green), picture.Size{Height: 8, Width: 4, Channels: 3}, picture.Stretch)
+	got, _ := picture.Resize(plain(image.Rect(0, 0, 200, 10), green), picture.Size{Height: 8, Width: 4, Channels: 3}, picture.Fit{Way: picture.Stretch})
 	if want := bytes.Repeat([]byte{0, 0xff, 0}, 8*4); !bytes.Equal(got, want) {
 		t.Errorf("%v", got)
 	}
 }
 
+// A photo of three columns, each of one colour, under each fit.
+func TestFit(t *testing.T) {
+	grey := color.RGBA{114, 114, 114, 0xff}
+	stripes := image.NewRGBA(image.Rect(7, 3, 7+6, 3+2))
+	for y := range 2 {
+		for x := range 6 {
+			stripes.SetRGBA(7+x, 3+y, []color.RGBA{red, green, blue}[x/2])
+		}
+	}
+	for _, c := range []struct {
+		fit           picture.Fit
+		height, width int
+		colors        string // of the second row; . is the padding
+	}{
+		{picture.Fit{Way: picture.Stretch, Pad: grey}, 4, 6, "rrggbb"},
+		{picture.Fit{Way: picture.Crop, Pad: grey}, 2, 2, "gg"},
+		{picture.Fit{Way: picture.Left, Pad: grey}, 2, 8, "rrggbb.."},
+		{picture.Fit{Way: picture.Left, Pad: grey}, 4, 6, "rrggbb"},
+		{picture.Fit{Way: picture.Letterbox, Pad: grey}, 2, 8, ".rrggbb."},
+		{picture.FitOf("crop", []int{114, 114, 114}), 2, 6, "rrggbb"},
+	} {
+		pixels, _ := picture.Resize(stripes, picture.Size{Height: c.height, Width: c.width, Channels: 3}, c.fit)
+		got := ""
+		for x := range c.width {
+			got += map[[3]byte]string{{255, 0, 0}: "r", {0, 255, 0}: "g", {0, 0, 255}: "b", {114, 114, 114}: "."}[[3]byte(pixels[(c.width+x)*3:])]
+		}
+		if got != c.colors {
+			t.Errorf("%s to %d × %d: %q, want %q", c.fit.Way, c.height, c.width, got, c.colors)
+		}
+	}
+}
+
+// A box in the middle of a cropped photo is mapped back to the photo.
+func TestLocateCropped(t *testing.T) {
+	_, frame := picture.Resize(plain(image.Rect(10, 10, 210, 110), red), picture.Size{Height: 50, Width: 50, Channels: 3}, picture.Fit{Way: picture.Crop})
+	if got, want := frame.Locate(0, 0, 1, 1), image.Rect(60, 10, 160, 110); got != want {
+		t.Errorf("the whole input is %v, want the square in the middle, %v", got, want)
+	}
+	if got, want := frame.Locate(0.5, 0.5, 1, 1), image.Rect(110, 60, 160, 110); got != want {
+		t.Errorf("the lower right quarter is %v, want %v", got, want)
+	}
+}
+
 func TestGrey(t *testing.T) {
-	got, _ := picture.Resize(plain(image.Rect(0, 0, 8, 8), color.Gray{0x80}), picture.Size{Height: 4, Width: 4, Channels: 1}, picture.Letterbox)
+	got, _ := picture.Resize(plain(image.Rect(0, 0, 8, 8), color.Gray{0x80}), picture.Size{Height: 4, Width: 4, Channels: 1}, picture.Fit{})
 	if want := bytes.Repeat([]byte{0x80}, 16); !bytes.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -97,7 +140,7 @@ func TestLocate(t *testing.T) {
 		corner := image.Pt(rapid.IntRange(-50, 50).Draw(t, "x"), rapid.IntRange(-50, 50).Draw(t, "y"))
 		bounds := image.Rectangle{corner, corner.Add(image.Pt(rapid.IntRange(40, 300).Draw(t, "width"), rapid.IntRange(40, 300).Draw(t, "height")))}
 		size := picture.Size{Height: rapid.IntRange(64, 128).Draw(t, "input height"), Width: rapid.IntRange(64, 128).Draw(t, "input width"), Channels: 3}
-		fit := picture.Fit(rapid.IntRange(0, 1).Draw(t, "fit"))
+		fit := picture.Fit{Way: rapid.SampledFrom([]picture.Way{picture.Letterbox, picture.Stretch, picture.Left}).Draw(t, "fit")}
 
 		// A red block in the photo; its place in the input is where the pixels
 		// are red.
@@ -132,7 +175,7 @@ func TestLocate(t *testing.T) {
 }
 
 func TestLocateClips(t *testing.T) {
-	_, frame := picture.Resize(plain(image.Rect(10, 10, 110, 60), red), picture.Size{Height: 100, Width: 100, Channels: 3}, picture.Letterbox)
+	_, frame := picture.Resize(plain(image.Rect(10, 10, 110, 60), red), picture.Size{Height: 100, Width: 100, Channels: 3}, picture.Fit{})
 	nan, huge := float64(0), 1e300
 	nan /= nan
 	for _, test := range []struct {
@@ -242,7 +285,7 @@ func TestSets(t *testing.T) {
 	if _, err := picture.NewLabelled([][]byte{{1}}, nil); err == nil {
 		t.Error("a picture without a label was taken")
 	}
-	photos := picture.NewPhotos([]picture.Photo{{Name: "red", Image: plain(image.Rect(0, 0, 4, 4), red)}}, picture.Size{Height: 2, Width: 2, Channels: 3}, picture.Stretch)
+	photos := picture.NewPhotos([]picture.Photo{{Name: "red", Image: plain(image.Rect(0, 0, 4, 4), red)}}, picture.Size{Height: 2, Width: 2, Channels: 3}, picture.Fit{Way: picture.Stretch})
 	if bytes, label := photos.Picture(0); photos.Len() != 1 || len(bytes) != 12 || label != picture.NoLabel {
 		t.Errorf("%d photos, the first %v of class %d", photos.Len(), bytes, label)
 	}

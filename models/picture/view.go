@@ -57,6 +57,44 @@ func (v *viewed) At(x, y int) color.Color {
 	return color.RGBA{uint8((red + white) >> 8), uint8((green + white) >> 8), uint8((blue + white) >> 8), 0xff}
 }
 
+// part returns a part of a photo.
+func part(photo image.Image, r image.Rectangle) image.Image {
+	switch p := photo.(type) {
+	case *viewed:
+		return &viewed{part(p.photo, p.turned(r)), p.orientation, p.opaque}
+	case interface {
+		SubImage(image.Rectangle) image.Image
+	}:
+		return p.SubImage(r)
+	}
+	return &cut{photo, r}
+}
+
+// cut is a part of a photo that cannot make one itself.
+type cut struct {
+	image.Image
+	bounds image.Rectangle
+}
+
+func (c *cut) Bounds() image.Rectangle { return c.bounds }
+
+// turned returns the place in the file's photo of a rectangle of the upright one.
+func (v *viewed) turned(r image.Rectangle) image.Rectangle {
+	b := v.photo.Bounds()
+	if v.orientation >= 5 {
+		r = image.Rect(r.Min.Y, r.Min.X, r.Max.Y, r.Max.X)
+	}
+	switch v.orientation {
+	case 2, 3, 7, 8:
+		r.Min.X, r.Max.X = b.Dx()-r.Max.X, b.Dx()-r.Min.X
+	}
+	switch v.orientation {
+	case 3, 4, 6, 7:
+		r.Min.Y, r.Max.Y = b.Dy()-r.Max.Y, b.Dy()-r.Min.Y
+	}
+	return r.Add(b.Min)
+}
+
 // place scales a photo into a part of a sheet.
 func place(sheet *image.RGBA, inside image.Rectangle, photo image.Image) {
 	v, ok := photo.(*viewed)

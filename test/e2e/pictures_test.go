@@ -35,7 +35,7 @@ func TestPictures(t *testing.T) {
 	nd, url := startWithGateway(t)
 	photo, err := pictures.Decode(t.Context(), photoOf(t))
 	must.OK(t, err)
-	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Letterbox)
+	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Fit{})
 
 	// A client sends the photo, one request after the other, while a page is open.
 	c := nodetest.Dial(t, nd, "face", client.Options{Timeout: patience})

@@ -125,7 +125,7 @@ func bundledPictures(t *testing.T, size pictures.Size) (sent [][]byte, files []s
 		must.OK(t, err)
 		photo, err := pictures.Decode(t.Context(), content)
 		must.OK(t, err)
-		pixels, _ := pictures.Resize(photo, size, pictures.Letterbox)
+		pixels, _ := pictures.Resize(photo, size, pictures.Fit{})
 		file := filepath.Join(dir, name)
 		must.OK(t, os.WriteFile(file, pixels, 0o600))
 		sent, files = append(sent, pixels), append(files, file)

@@ -118,7 +118,7 @@ func picturesOf(t *testing.T, card *models.Card) (list [][]byte) {
 	const rounds = 20
 	for range rounds {
 		for _, photo := range photos {
-			bytes, _ := picture.Resize(photo.Image, size, picture.Letterbox)
+			bytes, _ := picture.Resize(photo.Image, size, picture.Fit{})
 			list = append(list, bytes)
 		}
 	}
