@@ -108,7 +108,8 @@ type Options struct {
 	// MaxResultBytes is the max size of a result's payload, 16 MiB by default.
 	MaxResultBytes int
 
-	plain bool // use a plainSocket even on Linux
+	plain       bool // use a plainSocket even on Linux
+	socketBytes int
 }
 
 // The defaults of Options.
@@ -120,9 +121,9 @@ const (
 	defaultResendAfter    = 100 * time.Millisecond
 	defaultMaxResultBytes = 16 << 20
 
-	// socketBytes is the requested size of the send and receive buffers. The
+	// defaultSocketBytes is the requested size of the send and receive buffers. The
 	// kernel limits it to net.core.wmem_max and rmem_max.
-	socketBytes = 4 << 20
+	defaultSocketBytes = 4 << 20
 )
 
 // complete fills in the defaults and checks the other options.
@@ -137,6 +138,7 @@ func (o *Options) complete() error {
 	set(&o.QueueLimit, defaultQueueLimit)
 	set(&o.BurstBytes, defaultBurstBytes)
 	set(&o.MaxResultBytes, defaultMaxResultBytes)
+	set(&o.socketBytes, defaultSocketBytes)
 	if o.Timeout == 0 {
 		o.Timeout = defaultTimeout
 	}
@@ -290,7 +292,7 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		nextID: rand.Uint32(),
 	}
 	c.unread.L = &c.mu
-	_ = c.conn.SetWriteBuffer(socketBytes) // a smaller buffer is slower, not wrong
+	_ = c.conn.SetWriteBuffer(o.socketBytes) // a smaller buffer is slower, not wrong
 	if c.socket, err = newSocket(c.conn, &o); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("dial manager: %w", err)

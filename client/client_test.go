@@ -303,12 +303,15 @@ func TestQuestionsDuringAnswer(t *testing.T) {
 // that loses datagrams.
 func TestLargeAnswer(t *testing.T) {
 	openfiles.CheckLeaks(t)
+	const largest = wire.MaxFragments * wire.DefaultFragmentBytes
 	for name, c := range map[string]struct {
-		bytes int
-		lose  float64
+		answers, bytes, socketBytes int
+		lose                        float64
 	}{
-		"largest": {wire.MaxFragments * wire.DefaultFragmentBytes, 0},
-		"lossy":   {7_100_000, 0.05},
+		"two largest":                 {2, largest, 0, 0},
+		"1 % lost":                    {1, largest, 0, 0.01},
+		"5 % lost":                    {1, largest, 0, 0.05},
+		"5 % lost and a small buffer": {1, largest / 4, 32 << 10, 0.05},
 	} {
 		t.Run(name, func(t *testing.T) {
 			large := picture(c.bytes, 1)
@@ -318,12 +321,13 @@ func TestLargeAnswer(t *testing.T) {
 			down := clienttest.Faults{Drop: clienttest.SmallBuffer(300), Lose: c.lose, Seed: 1}
 			relay := startRelay(t, m.Addr(), clienttest.Faults{Lose: c.lose, Seed: 2}, down)
 			e := newEnds()
-			conn := dial(t, relay.Addr(), client.Options{Timeout: patience, MaxResultBytes: c.bytes, Deliver: e.deliver})
-			const n = 2 // the answers share the buffer
-			for i := range n {
+			o := client.Options{Timeout: patience, MaxResultBytes: c.bytes, Deliver: e.deliver}
+			client.SocketBytes(&o, c.socketBytes)
+			conn := dial(t, relay.Addr(), o)
+			for i := range c.answers { // they share the buffer
 				must.Get(conn.Send([]byte{byte(i)}, client.RequestOptions{Tag: uint64(i)}))(t)
 			}
-			for tag, r := range e.wait(t, n) {
+			for tag, r := range e.wait(t, c.answers) {
 				if r.Err != nil || !bytes.Equal(r.Payload, large) {
 					t.Errorf("request %d: %v, %d bytes", tag, r.Err, len(r.Payload))
 				}

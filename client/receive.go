@@ -126,7 +126,7 @@ func (c *Client) assembleLocked(r *request, h *wire.Header, result *wire.Result,
 		return true
 	}
 	before := r.recovery.AskAt()
-	r.recovery.Answered(at, r.answer.roundTrip, fresh && !r.answer.asked.Empty() && r.answer.behind == 0)
+	r.recovery.Answered(at, r.answer.roundTrip, fresh && int(h.Index) == r.answer.asked.Last())
 	c.askEarlierLocked(r, before)
 	return false
 }

@@ -122,15 +122,14 @@ type answer struct {
 
 	roundTrip int64 // of the request and the first fragment: an upper bound
 
-	asked  wire.Missing // by the latest question
-	behind int          // fragments of asked that have not arrived
+	asked wire.Missing // by the latest question
 }
 
 // ask returns the missing fragments that the next question names, at most most. Before the first fragment there are
 // none: the question is for the whole answer.
 func (a *answer) ask(most int) wire.Missing {
 	if a.received > 0 {
-		a.asked, a.behind = wire.NameMissing(a.present, int(wire.Fragments(int(a.total), int(a.size))), most)
+		a.asked = wire.NameMissing(a.present, int(wire.Fragments(int(a.total), int(a.size))), most)
 	}
 	return a.asked
 }
@@ -155,9 +154,6 @@ func (a *answer) add(h *wire.Header, fragment []byte) (fresh, fits bool) {
 	}
 	a.present[h.Index/64] |= bit
 	a.received++
-	if a.asked.Has(int(h.Index)) {
-		a.behind--
-	}
 	copy(a.bytes[h.Offset:], fragment)
 	return true, true
 }

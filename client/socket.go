@@ -50,10 +50,10 @@ type plainSocket struct {
 	received []byte
 }
 
-func newPlainSocket(conn *net.UDPConn) *plainSocket {
+func newPlainSocket(conn *net.UDPConn, o *Options) *plainSocket {
 	s := &plainSocket{conn: conn, burst: make([]byte, 0, burstSize+wire.MaxDatagram), received: make([]byte, messageBytes)}
 	// Some systems refuse a buffer that is too large.
-	for s.granted = socketBytes; s.granted > messageBytes && conn.SetReadBuffer(s.granted) != nil; {
+	for s.granted = o.socketBytes; s.granted > messageBytes && conn.SetReadBuffer(s.granted) != nil; {
 		s.granted /= 2
 	}
 	return s

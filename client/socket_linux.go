@@ -17,13 +17,13 @@ type batchSocket struct {
 
 func newSocket(conn *net.UDPConn, o *Options) (socket, error) {
 	if o.plain {
-		return newPlainSocket(conn), nil
+		return newPlainSocket(conn, o), nil
 	}
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("open socket: %w", err)
 	}
-	_ = conn.SetReadBuffer(socketBytes) // the kernel may grant less
+	_ = conn.SetReadBuffer(o.socketBytes) // the kernel may grant less
 	s := &batchSocket{transmitter: newTransmitter(raw), receiver: newReceiver(raw)}
 	_ = raw.Control(func(fd uintptr) {
 		s.granted, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)

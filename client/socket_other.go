@@ -7,6 +7,6 @@ import (
 	"time"
 )
 
-func newSocket(conn *net.UDPConn, _ *Options) (socket, error) { return newPlainSocket(conn), nil }
+func newSocket(conn *net.UDPConn, o *Options) (socket, error) { return newPlainSocket(conn, o), nil }
 
 func nap(d time.Duration) { time.Sleep(d) }

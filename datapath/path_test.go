@@ -435,7 +435,7 @@ func TestLargeAnswerAgain(t *testing.T) {
 	}
 	present[len(present)-1] = 1<<60 - 1
 	e := wire.Extension{}
-	e.Missing, _ = wire.NameMissing(present, count, 3)
+	e.Missing = wire.NameMissing(present, count, 3)
 	question := datapathtest.Fragment(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, wire.FlagRetransmitted|wire.FlagExtension)
 	e.Put(question[wire.HeaderSize:])
 	for got := map[int]bool{}; len(got) < 3; {

@@ -4,6 +4,7 @@ package python_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -109,6 +110,17 @@ func kinds(q clienttest.Request) (wire.Result, []byte, bool) {
 	return r, nil, true
 }
 
+// largest answers with the largest answer: fragment i has the 32-bit number i + j at 4 j.
+func largest(clienttest.Request) (wire.Result, []byte, bool) {
+	var payload []byte
+	for i := range uint32(wire.MaxFragments) {
+		for j := range uint32(wire.DefaultFragmentBytes / 4) {
+			payload = binary.LittleEndian.AppendUint32(payload, i+j)
+		}
+	}
+	return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 8}, payload, true
+}
+
 // startRoom returns a manager that has room for that many requests, and answers in batches of
 // different sizes.
 func startRoom(t *testing.T, room int) *clienttest.Manager {
@@ -173,15 +185,23 @@ func TestClient(t *testing.T) {
 			fragments := clienttest.ManagerOptions{FragmentBytes: 700}
 			proof := clienttest.ManagerOptions{FragmentBytes: 700, Cookie: 0xa7a6a5a4a3a2a1a0}
 			silent := func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }
+			atLoss := func(lose float64) netip.AddrPort {
+				m := startManager(t, largest, clienttest.ManagerOptions{})
+				r, err := clienttest.NewRelay(m.Addr(), clienttest.Faults{Lose: lose, Seed: 1}, clienttest.Faults{Lose: lose, Seed: 2})
+				must.OK(t, err)
+				t.Cleanup(r.Close)
+				return r.Addr()
+			}
 			peers := map[string]netip.AddrPort{
 				"echo":  startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{}).Addr(),
 				"lossy": behindLossyNetwork(t, startManager(t, clienttest.Echo(16), fragments), 0.05),
 				// A network that repeats busy answers makes the last one final (docs/wire.md).
-				"cookie":        behindLossyNetwork(t, startManager(t, clienttest.Echo(16), proof), 0),
-				"kinds":         startManager(t, kinds, clienttest.ManagerOptions{}).Addr(),
-				"room for four": startRoom(t, 4).Addr(),
-				"silent":        startManager(t, silent, clienttest.ManagerOptions{}).Addr(),
-				"unreachable":   unreachable(t),
+				"cookie":            behindLossyNetwork(t, startManager(t, clienttest.Echo(16), proof), 0),
+				"kinds":             startManager(t, kinds, clienttest.ManagerOptions{}).Addr(),
+				"room for four":     startRoom(t, 4).Addr(),
+				"silent":            startManager(t, silent, clienttest.ManagerOptions{}).Addr(),
+				"unreachable":       unreachable(t),
+				"largest, 1 % lost": atLoss(0.01), "largest, 5 % lost": atLoss(0.05),
 			}
 			text, err := json.Marshal(peers)
 			must.OK(t, err)

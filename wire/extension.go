@@ -53,18 +53,18 @@ type Missing struct {
 	bitmap     [MaxMissing / 8]byte
 }
 
-// NameMissing names at most most absent fragments of count, the first ones, and returns their number. They
+// NameMissing names at most most absent fragments of count, the first ones. They
 // span at most MaxMissing. In present, bit i%64 of word i/64 is set if fragment i was received.
-func NameMissing(present []uint64, count, most int) (m Missing, named int) {
+func NameMissing(present []uint64, count, most int) (m Missing) {
 	first := nextAbsent(present, 0, count)
 	end := min(first+MaxMissing, count)
 	m.base = uint16(first)
-	for i := first; i < end && named < most; i = nextAbsent(present, i+1, end) {
+	for i := first; i < end && most > 0; i = nextAbsent(present, i+1, end) {
 		m.bitmap[(i-first)/8] |= 1 << ((i - first) % 8)
 		m.span = uint16(i - first + 1)
-		named++
+		most--
 	}
-	return m, named
+	return m
 }
 
 // Empty reports whether m names no fragment: a question is for the whole answer then.
@@ -87,6 +87,14 @@ func (m *Missing) All(count int) func(yield func(index int) bool) {
 			}
 		}
 	}
+}
+
+// Last returns the highest fragment that m names; -1 if m is empty.
+func (m *Missing) Last() int {
+	if m.Empty() {
+		return -1
+	}
+	return int(m.base) + int(m.span) - 1
 }
 
 // Has reports whether m names a fragment.

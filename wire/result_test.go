@@ -67,13 +67,13 @@ func TestMissing(t *testing.T) {
 		most int
 		want []int
 	}{{1, []int{700}}, {2, []int{700, 702}}, {count, []int{700, 702, 955}}} { // 956 is the 257th from 700
-		named, n := NameMissing(present, count, c.most)
+		named := NameMissing(present, count, c.most)
 		e := Extension{Missing: named}
 		b := make([]byte, BlockSize)
 		e.Put(b)
 		e, _ = DecodeExtension(b)
-		if got := slices.Collect(e.Missing.All(count)); n != len(c.want) || !slices.Equal(got, c.want) {
-			t.Errorf("at most %d: %v, %d named; want %v", c.most, got, n, c.want)
+		if got := slices.Collect(e.Missing.All(count)); !slices.Equal(got, c.want) || e.Missing.Last() != c.want[len(c.want)-1] {
+			t.Errorf("at most %d: %v, the last %d; want %v", c.most, got, e.Missing.Last(), c.want)
 		}
 		for i := range count {
 			if e.Missing.Has(i) != slices.Contains(c.want, i) {
@@ -81,8 +81,11 @@ func TestMissing(t *testing.T) {
 			}
 		}
 	}
-	if m, n := NameMissing(nil, 2, 5); n != 2 || m.Empty() {
-		t.Errorf("%d of 2 named", n)
+	if m := NameMissing(nil, 2, 5); m.Empty() || m.Last() != 1 {
+		t.Errorf("named up to %d of 2", m.Last())
+	}
+	if m := (Missing{}); m.Last() != -1 {
+		t.Errorf("the last of none is %d", m.Last())
 	}
 
 	// A hostile peer may name fragments that the answer does not have.

@@ -104,7 +104,7 @@ func (r *Request) Prove() {
 
 // Answered reports a fragment of an answer, but not the last missing one. The rest may be on its way, or lost because
 // a burst filled a buffer. The next question is due when the answer pauses for longer than a round trip, in
-// nanoseconds, 0 if unknown. It is due now if the fragment is the last one that the latest question named. A
+// nanoseconds, 0 if unknown. It is due now if the fragment is the highest that the latest question named: those below that are missing were lost. A
 // fragment that the client has already counts too.
 func (r *Request) Answered(now, roundTrip int64, last bool) {
 	r.answering = true

@@ -314,7 +314,7 @@ func TestRepeatAnswer(t *testing.T) {
 func TestRepeatFragments(t *testing.T) {
 	payload := string(picture(9, 5000))
 	present := []uint64{1<<0 | 1<<2}
-	named, _ := wire.NameMissing(present, wire.Fragments(len(payload), ReplyFragmentBytes), 2) // 1 and 3
+	named := wire.NameMissing(present, wire.Fragments(len(payload), ReplyFragmentBytes), 2) // 1 and 3
 	ask := fragment{id: 1, again: true, extension: &wire.Extension{Missing: named}}
 	onBed(t, nil, func(b *harness) {
 		b.end(b.whole(camera, 1), wire.StatusOK, payload)
@@ -339,7 +339,7 @@ func TestRepeatFragments(t *testing.T) {
 	// A burst of questions repeats a bounded part of answers.
 	onBed(t, nil, func(b *harness) {
 		b.end(b.whole(camera, 1), wire.StatusOK, string(picture(9, 200_000)))
-		named, _ := wire.NameMissing(nil, 196, 196)
+		named := wire.NameMissing(nil, 196, 196)
 		ask := fragment{id: 1, again: true, extension: &wire.Extension{Missing: named}}
 		want(b, "answers of 200 kB in a burst", len(b.send(camera, slices.Repeat([]fragment{ask}, 100)...).Again), 6)
 		want(b, "answers in the next one", len(b.send(camera, ask).Again), 1)
@@ -350,7 +350,7 @@ func TestRepeatFragments(t *testing.T) {
 		payload := string(picture(9, 200_000))
 		b.end(b.whole(outsider, 1), wire.StatusOK, payload)
 		b.now += int64(againAfter)
-		named, _ := wire.NameMissing(nil, 196, 196)
+		named := wire.NameMissing(nil, 196, 196)
 		ask := fragment{id: 1, again: true, extension: &wire.Extension{Missing: named}}
 		e := b.send(outsider, ask)
 		want(b, "answers", len(e.Again), 1)

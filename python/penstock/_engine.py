@@ -116,7 +116,7 @@ class Request:
         self.size = 0  # of the answer's fragments
         self.round_trip = 0  # of the request and the first fragment of the answer: an upper bound
         self.first_missing = 0  # fragments of the answer below this one have arrived
-        self.asked: set[int] = set()  # what the latest question named, without what has arrived
+        self.asked = -1  # the highest fragment of the answer that the latest question named
         self.unreachable = 0  # Stats.unreachable when the request was submitted
 
     @property
@@ -340,7 +340,7 @@ class Engine:
         end = min(r.first_missing + _wire.MAX_MISSING, count)
         most = max(1, self._receive_bytes // _WINDOW_PART // max(1, self._assembling) // r.size)
         missing = [i for i in range(r.first_missing, end) if i not in r.present][:most]
-        r.asked = set(missing)
+        r.asked = missing[-1]
         return missing
 
     def wake_at(self, now: int) -> int:
@@ -416,11 +416,11 @@ class Engine:
         if d.total != len(r.answer) or d.size != r.size:
             self.stats.foreign += 1
             return None
-        last = r.asked == {d.fragment}
+        last = False
         if d.fragment in r.present:
             self.stats.duplicates += 1
         else:
-            r.asked.discard(d.fragment)
+            last = d.fragment == r.asked
             r.present.add(d.fragment)
             r.answer[d.offset : d.offset + len(d.payload)] = d.payload
             if len(r.present) == d.fragments:

@@ -71,7 +71,7 @@ class Recovery:
 
     def answered_in_part(self, now: int, round_trip: int, last: bool) -> None:
         """A fragment of the answer arrived. The next question is due when the answer pauses for longer than a round
-        trip; at once if the fragment is the last one that the latest question named. A fragment that the client has
+        trip; at once if the fragment is the highest that the latest question named. A fragment that the client has
         already counts too."""
         self._answering = True
         self._ask_delay = min(max(self._resend_after // _GAP_PART, 2 * round_trip), self._resend_after)

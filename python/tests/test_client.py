@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 
 import numpy as np
 
@@ -16,6 +17,7 @@ import penstock
 PEERS = json.loads(os.environ.get("PENSTOCK_TEST_PEERS", "{}"))
 # Bounds the wait of a test; only a hang reaches it.
 PATIENCE = 60.0
+LARGEST = 65535 * 1024  # the most bytes of an answer
 
 
 def picture(n, seed=0):
@@ -52,6 +54,19 @@ class Async(Case):
         for peer in "echo", "lossy", "cookie":
             with self.subTest(peer):
                 self.run_with(peer, test)
+
+    def test_largest_answers(self):
+        async def test(c):
+            answer = await c.infer(picture(4))
+            self.assertEqual(len(answer.payload), LARGEST)
+            # Fragment i has the 32-bit number i + j at 4 j.
+            want = np.add.outer(np.arange(LARGEST // 1024, dtype=np.uint32), np.arange(256, dtype=np.uint32))
+            self.assertEqual(answer.payload, want.tobytes())
+
+        for peer, socket_bytes in ("largest, 1 % lost", 4 << 20), ("largest, 5 % lost", 4 << 20), ("largest, 1 % lost", 96 << 10):
+            with self.subTest(peer, socket_bytes=socket_bytes):
+                with unittest.mock.patch("penstock.client._SOCKET_BYTES", socket_bytes):
+                    self.run_with(peer, test, max_result_bytes=LARGEST)
 
     def test_many_at_once(self):
         async def test(c):

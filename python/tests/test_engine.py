@@ -351,6 +351,21 @@ class Engines(unittest.TestCase):
             del missing[: len(window)]
         self.assertEqual(p.answers[0].payload, payload)
 
+    def test_loss_in_a_window(self):
+        p = Peer(max_result_bytes=1 << 30)
+        r = p.submit()
+        p.sent()
+        payload = bytes(1000 * 1024)
+        p.answer(r.id, kind=3, payload=payload, index=0)
+        p.now += 7 * MS
+        p.sent()
+        window = RECEIVE_BYTES // 8 // 1024
+        self.assertEqual(p.asked, list(range(1, 1 + window)))
+        for index in range(2, 1 + window):
+            p.answer(r.id, kind=3, payload=payload, index=index)
+        p.sent()  # without a pause: the highest one has come
+        self.assertEqual(p.asked, [1, *range(1 + window, 2 * window)])
+
     def test_answers_share_the_buffer(self):
         p = Peer(max_result_bytes=1 << 30)
         requests = [p.submit() for _ in range(5)]
