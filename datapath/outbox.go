@@ -15,13 +15,18 @@ import (
 // replyFragmentBytes is the maximum size of a result's fragment.
 const replyFragmentBytes = aggregate.ReplyFragmentBytes
 
-// outbox collects datagrams to be sent together. One thread uses it. It allocates
-// nothing once it has grown to the size of a burst.
+// outboxBytes is how many bytes an outbox holds before it sends them: it does not grow to the size of the largest answer.
+const outboxBytes = 1 << 20
+
+// outbox collects datagrams to be sent together through a source, which the thread that uses it sets before. It
+// allocates nothing once it has grown to the size of a burst.
 type outbox struct {
+	source  ingest.Source
 	bytes   []byte
 	ends    []int // of each datagram in bytes
 	to      []netip.AddrPort
 	packets []ingest.Packet
+	lost    int // datagrams that the source did not take
 }
 
 // result adds an answer, in as many datagrams as its payload needs. It copies the
@@ -67,33 +72,41 @@ func (o *outbox) nack(to netip.AddrPort, id, total uint32, count uint16, present
 
 func (o *outbox) done(to netip.AddrPort) {
 	o.ends, o.to = append(o.ends, len(o.bytes)), append(o.to, to)
+	if len(o.bytes) >= outboxBytes {
+		o.flush()
+	}
 }
 
 // send passes all collected datagrams to the source and returns how many it did
-// not take. An unreachable address costs only its own reply; a full socket costs
-// the rest. They are lost like any datagram: clients ask again.
-func (o *outbox) send(to ingest.Source) (lost int) {
-	if len(o.ends) == 0 {
-		return 0
+// not take since the last send.
+func (o *outbox) send() (lost int) {
+	if len(o.ends) > 0 {
+		o.flush()
 	}
+	lost, o.lost = o.lost, 0
+	return lost
+}
+
+// flush passes the collected datagrams to the source. An unreachable address costs only its own reply; a full socket
+// costs the rest. They are lost like any datagram: clients ask again.
+func (o *outbox) flush() {
 	from := 0
 	for i, end := range o.ends {
 		o.packets = append(o.packets, ingest.Packet{To: o.to[i], Data: o.bytes[from:end]})
 		from = end
 	}
 	for left := o.packets; len(left) > 0; {
-		n, err := to.Send(left)
+		n, err := o.source.Send(left)
 		left = left[min(n, len(left)):]
 		switch {
 		case err == nil && n == 0, errors.Is(err, unix.EAGAIN), errors.Is(err, ingest.ErrClosed):
-			lost += len(left)
+			o.lost += len(left)
 			left = nil
 		case err != nil && len(left) > 0:
-			lost++
+			o.lost++
 			left = left[1:]
 		}
 	}
 	clear(o.packets)
 	o.bytes, o.ends, o.to, o.packets = o.bytes[:0], o.ends[:0], o.to[:0], o.packets[:0]
-	return lost
 }

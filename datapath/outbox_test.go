@@ -61,7 +61,7 @@ func TestOutbox(t *testing.T) {
 	for i := range payload {
 		payload[i] = byte(i * 3)
 	}
-	var out outbox
+	out := outbox{source: s}
 	// The second turn reuses the memory of the first; the later ones grow it.
 	for turn := range 4 {
 		payload := payload
@@ -73,7 +73,7 @@ func TestOutbox(t *testing.T) {
 		out.result(second, 2, &ok, payload, true)
 		out.nack(first, 3, 10*1024, 10, []uint64{0b1111111011})
 		out.result(first, 4, &ok, []byte{1, 2, 3, 4}, false)
-		if lost := out.send(s); lost != 0 {
+		if lost := out.send(); lost != 0 {
 			t.Fatalf("lost %d datagrams", lost)
 		}
 		sent := s.Sent()
@@ -122,7 +122,7 @@ func indexOf(t *testing.T, datagram []byte) uint16 {
 // through in the end.
 func TestOutboxRepeats(t *testing.T) {
 	s := memorySource(t)
-	var out outbox
+	out := outbox{source: s}
 	const fragments, taken = 20, 5
 	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}
 	arrived := map[uint16]bool{}
@@ -131,19 +131,47 @@ func TestOutboxRepeats(t *testing.T) {
 			t.Fatalf("only %d of %d fragments after %d repeats", len(arrived), fragments, repeat)
 		}
 		out.result(netip.MustParseAddrPort("192.0.2.7:1000"), 1, &ok, make([]byte, fragments*replyFragmentBytes), true)
-		out.send(s)
+		out.send()
 		for _, d := range s.Sent()[:taken] {
 			arrived[indexOf(t, d.Data)] = true
 		}
 	}
 }
 
+// counter counts datagrams, and takes all but the last ones.
+type counter struct {
+	ingest.Source
+	takes, sent int
+}
+
+func (c *counter) Send(packets []ingest.Packet) (int, error) {
+	n := min(len(packets), c.takes-c.sent)
+	c.sent += n
+	return n, nil
+}
+
+// TestOutboxLarge sends the largest answer in parts, so that the outbox stays small.
+func TestOutboxLarge(t *testing.T) {
+	for _, takes := range []int{wire.MaxFragments, 5000} {
+		s := &counter{takes: takes}
+		out := outbox{source: s}
+		ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}
+		out.result(netip.MustParseAddrPort("192.0.2.7:1000"), 1, &ok, make([]byte, wire.MaxFragments*replyFragmentBytes), false)
+		if lost := out.send(); lost != wire.MaxFragments-takes || s.sent != takes {
+			t.Errorf("sent %d datagrams and lost %d of %d, want %d sent", s.sent, lost, wire.MaxFragments, takes)
+		}
+		if got := cap(out.bytes); got > 3*outboxBytes {
+			t.Errorf("the outbox has %d bytes", got)
+		}
+	}
+}
+
 func TestOutboxWithheld(t *testing.T) {
 	s := memorySource(t)
-	var out outbox
+	out := outbox{source: s}
 	busy := wire.Result{Status: wire.StatusBusy, Cookie: 7}
 	out.result(netip.MustParseAddrPort("192.0.2.7:1000"), 1, &busy, make([]byte, 6000), false)
-	if lost := out.send(s); lost != 0 {
+	if lost := out.send(); lost != 0 {
 		t.Fatalf("lost %d datagrams", lost)
 	}
 
@@ -177,11 +205,11 @@ func TestOutboxLoss(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &script{takes: c.takes, errs: c.errs}
-			var out outbox
+			out := outbox{source: s}
 			for id := range uint32(4) {
 				out.result(to, id, &wire.Result{Status: wire.StatusLate}, nil, false)
 			}
-			if lost := out.send(s); lost != c.lost {
+			if lost := out.send(); lost != c.lost {
 				t.Errorf("lost %d datagrams, want %d", lost, c.lost)
 			}
 			if !slices.Equal(s.sent, c.sent) || len(s.takes) != 0 {
@@ -189,7 +217,8 @@ func TestOutboxLoss(t *testing.T) {
 			}
 			// Those datagrams are lost: the next turn starts empty.
 			last := &script{}
-			if lost := out.send(last); lost != 0 || last.sent != nil {
+			out.source = last
+			if lost := out.send(); lost != 0 || last.sent != nil {
 				t.Errorf("the next turn lost %d and sent %v", lost, last.sent)
 			}
 		})
@@ -197,17 +226,16 @@ func TestOutboxLoss(t *testing.T) {
 }
 
 func TestOutboxAllocations(t *testing.T) {
-	var out outbox
+	out := outbox{source: sink{}}
 	to := netip.MustParseAddrPort("192.0.2.7:1000")
 	ok, payload := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}, make([]byte, 3000)
 	present := []uint64{1, 2, 3}
-	var s ingest.Source = sink{}
 	if n := testing.AllocsPerRun(100, func() {
 		for id := range uint32(20) {
 			out.result(to, id, &ok, payload, false)
 			out.nack(to, id, 180*1024, 180, present)
 		}
-		if lost := out.send(s); lost != 0 {
+		if lost := out.send(); lost != 0 {
 			t.Fatalf("lost %d datagrams", lost)
 		}
 	}); n != 0 {

@@ -3,6 +3,7 @@ package datapath
 import (
 	"time"
 
+	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -101,5 +102,5 @@ func (t *replyTurn) answerLate(slot uint32) {
 	t.count(slot, now, &origin, &shm.Result{Status: uint8(wire.StatusLate)}, wire.StatusLate)
 	a.AnswerEarly(now, slot, &result)
 	p.flights[slot].answered = true
-	side.out.result(origin.To, origin.RequestID, &result, nil, false)
+	side.answers = append(side.answers, aggregate.Answer{To: origin.To, RequestID: origin.RequestID, Result: result})
 }

@@ -149,6 +149,7 @@ func (r *receiver) finish(t *receiveTurn) {
 // reply sends the messages to the clients of a turn.
 func (r *receiver) reply(events *aggregate.Events, out *outbox) {
 	p := r.port
+	out.source = r.source
 	for i := range events.Reported {
 		a := &events.Reported[i]
 		p.counters.results[a.Status].Add(1)
@@ -173,10 +174,9 @@ func (r *receiver) reply(events *aggregate.Events, out *outbox) {
 	r.send(out)
 }
 
-// send sends an outbox through the receiver's source and counts the datagrams that were
-// lost.
+// send sends an outbox and counts the datagrams that were lost.
 func (r *receiver) send(out *outbox) {
-	if lost := out.send(r.source); lost > 0 {
+	if lost := out.send(); lost > 0 {
 		r.port.counters.unsent.Add(uint64(lost))
 	}
 }

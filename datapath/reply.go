@@ -15,10 +15,9 @@ import (
 //
 //   1. Receive the slots that the process has answered, or wake.
 //   2. Answer `failed` for requests that a dead process had started.
-//   3. Under the mu of the request's receiver and Port.mu: end each request and append its
-//      result's datagrams. From then on its slot, and with it the memory of its result, may be
-//      reused.
-//   4. Send the datagrams, copy a picture if one is due (pictures.go), and release the packets.
+//   3. Under the mu of the request's receiver and Port.mu: end each request. From then on its slot may be reused.
+//   4. Send the answers, copy a picture if one is due (pictures.go), and release the packets. The next turn gives the
+//      memory of the results back to the process.
 //
 // A turn without a reply instead ends the requests whose deadline has passed: their
 // process is stopped, hangs, or does not exist (overdue.go).
@@ -72,13 +71,15 @@ type replyTurn struct {
 // replySide has the data for the requests of one receiver: its source sends their
 // answers and releases their packets.
 type replySide struct {
-	events aggregate.Events
-	out    outbox
+	events  aggregate.Events
+	answers []aggregate.Answer // to be sent; the payloads are in the memory of results
+	out     outbox
 }
 
 func (t *replyTurn) begin() {
 	for i := range t.sides {
 		t.sides[i].events.Reset()
+		t.sides[i].answers = t.sides[i].answers[:0]
 	}
 	t.answered = t.answered[:0]
 	t.good = false
@@ -159,7 +160,7 @@ func (t *replyTurn) answer(slot uint32, reported shm.Result, payload []byte) {
 	t.claim(slot, now, &origin, &result, payload)
 	a.End(now, slot, &result, payload, &side.events)
 	t.land(slot)
-	side.out.result(origin.To, origin.RequestID, &result, payload, false)
+	side.answers = append(side.answers, aggregate.Answer{To: origin.To, RequestID: origin.RequestID, Result: result, Payload: payload})
 }
 
 // count records an answer with that status. The caller holds the locks that answer needs.
@@ -184,7 +185,13 @@ func (t *replyTurn) land(slot uint32) {
 func (t *replyTurn) finish() {
 	p := t.port
 	for i := range t.sides {
-		p.receivers[i].send(&t.sides[i].out)
+		side, r := &t.sides[i], p.receivers[i]
+		side.out.source = r.source
+		for k := range side.answers {
+			a := &side.answers[k]
+			side.out.result(a.To, a.RequestID, &a.Result, a.Payload, false)
+		}
+		r.send(&side.out)
 	}
 	sent := shm.Now()
 	if t.good {
