@@ -1,0 +1,34 @@
+package functions
+
+import (
+	"bytes"
+	"image"
+	"image/color"
+	"image/draw"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models"
+)
+
+// A photo of twice the width, for an input of 2 × 2 pixels.
+func TestPrepare(t *testing.T) {
+	photo := image.NewRGBA(image.Rect(0, 0, 8, 4))
+	draw.Draw(photo, photo.Rect, image.NewUniform(color.RGBA{9, 9, 9, 0xff}), image.Point{}, draw.Src)
+	for _, c := range []struct {
+		fit  string
+		pad  []int
+		want []byte // rows of one channel
+	}{
+		{"", nil, []byte{9, 9, 0, 0}},
+		{"letterbox", []int{5}, []byte{9, 9, 5, 5}},
+		{"stretch", []int{5}, []byte{9, 9, 9, 9}},
+		{"crop", []int{5}, []byte{9, 9, 9, 9}},
+	} {
+		in := models.Input{Height: 2, Width: 2, Channels: 1, WireType: models.U8, WireLayout: models.HWC, Fit: c.fit, Pad: c.pad}
+		got, _, err := Prepare(&in, photo)
+		if must.OK(t, err); !bytes.Equal(got, c.want) {
+			t.Errorf("%q on %v: %v, want %v", c.fit, c.pad, got, c.want)
+		}
+	}
+}
