@@ -241,6 +241,9 @@ func (a *Aggregator) tick(now int64) {
 	for a.turned.expired(a.now) {
 		a.forget(&a.turned)
 	}
+	if a.ended.n == 0 && a.turned.n == 0 {
+		a.answers.next = 0 // no record has a payload: use the memory again that was used before
+	}
 }
 
 // forget drops the oldest record.

@@ -361,6 +361,25 @@ func TestRepeatFragments(t *testing.T) {
 	})
 }
 
+// A function that is asked rarely uses the memory of one answer, however many it has given.
+func TestAnswersMemory(t *testing.T) {
+	onBed(t, func(c *Config) { c.AnsweredBytes = 8000 }, func(b *harness) {
+		for id := range 20 {
+			payload := string(picture(uint32(id), 1000))
+			b.end(b.whole(camera, id), wire.StatusOK, payload)
+			if got := b.a.answers.next; got != 1000 {
+				t.Fatalf("%d answers use %d bytes, want 1000", id+1, got)
+			}
+			b.now += int64(againAfter)
+			e := b.send(camera, fragment{id: id, again: true})
+			if len(e.Again) != 1 || string(e.Again[0].Payload) != payload {
+				t.Fatalf("answer %d is not repeated", id)
+			}
+			b.now += int64(b.config.AnsweredFor)
+		}
+	})
+}
+
 func TestAggregatorRunsNothingTwice(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		for _, status := range []wire.Status{wire.StatusOK, wire.StatusLate, wire.StatusFailed} {
