@@ -2,20 +2,18 @@ package models
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/penstock/penstock/models/document"
 )
 
+// decoderNames are the names of all decoders.
+var decoderNames = append(slices.Sorted(maps.Keys(families)), "topk", "boxes", "raw")
+
 // decodeDecoder reads a decoder and checks its own keys, so that errors have a
 // position. Params hold the keys without the name, as plain data
 // (map[string]any, []any, string, bool, int64, float64).
-//
-//	topk   k
-//	raw    nothing
-//	boxes  style, score_threshold, iou_threshold, max_boxes and,
-//	       of style ssd-anchors: scale, score_activation, grids [{size, anchors, scores, boxes}]
-//	       of style dfl:         size, bins, levels [{stride, classes, boxes}]
 //
 // An output that is named must be one of the card's, with the shape that the
 // decoder reads.
@@ -25,7 +23,18 @@ func (c *Card) decodeDecoder(v document.Value) {
 		return
 	}
 	name := v.Peek("name")
+	made, known := families[name]
 	switch {
+	case known:
+		f := made()
+		document.SetDefaults(f)
+		v.Decode(f)
+		if slices.ContainsFunc(c.Outputs, func(o Output) bool { return o.Elements() < 1 }) || len(c.Outputs) == 0 {
+			break // already reported
+		}
+		if err := f.resolve(c); err != nil {
+			v.Reject("%v", err)
+		}
 	case name == "topk":
 		var f topKFile
 		v.Decode(&f)
@@ -35,9 +44,9 @@ func (c *Card) decodeDecoder(v document.Value) {
 	case name == "raw" || !v.IsMap():
 		v.Decode(new(rawFile))
 	case !v.Has("name"):
-		v.Find("name").Reject("is missing, want topk, boxes or raw")
+		v.Find("name").Reject("is missing, want %s", document.OrList(decoderNames))
 	default:
-		v.Find("name").Reject("is %q, want topk, boxes or raw%s", name, document.Near(name, []string{"topk", "boxes", "raw"}))
+		v.Find("name").Reject("is %q, want %s%s", name, document.OrList(decoderNames), document.Near(name, decoderNames))
 	}
 	c.Decoder.Name = name
 	if plain, ok := v.Plain().(map[string]any); ok {
@@ -87,6 +96,13 @@ func (c *Card) decodeBoxes(v document.Value) {
 		v.Decode(&f)
 		for i, g := range f.Grids {
 			at, rows := v.Find("grids", i), g.Size*g.Size*g.Anchors
+			if (g.Size > 0) == (g.Stride > 0) {
+				at.Reject("has stride %d and size %d, want one of the two", g.Stride, g.Size)
+				continue
+			}
+			if g.Stride > 0 {
+				rows = int64(c.Input.Cells([]int{g.Stride})) * g.Anchors
+			}
 			scores := c.output(at.Find("scores"), g.Scores, rows, 1)
 			c.output(at.Find("boxes"), g.Boxes, rows, 4)
 			if i == 0 && scores != nil {
@@ -98,12 +114,18 @@ func (c *Card) decodeBoxes(v document.Value) {
 		v.Decode(&f)
 		for i, l := range f.Levels {
 			at := v.Find("levels", i)
-			classes := c.output(at.Find("classes"), l.Classes, 0, 1)
+			in := c.Input
+			if f.Size > 0 {
+				in.Height, in.Width = int(f.Size), int(f.Size)
+			}
+			rows := int64(0)
+			if l.Stride > 0 {
+				rows = int64(in.Cells([]int{int(l.Stride)}))
+			}
+			classes := c.output(at.Find("classes"), l.Classes, rows, 1)
 			boxes := at.Find("boxes")
-			if o := c.output(boxes, l.Boxes, 0, 4); o != nil && f.Bins > 0 && o.Shape[len(o.Shape)-1] != 4*f.Bins {
+			if o := c.output(boxes, l.Boxes, rows, 4); o != nil && f.Bins > 0 && o.Shape[len(o.Shape)-1] != 4*f.Bins {
 				boxes.Reject("%s has shape %v, want 4 distances of %d bins: %d in the last dimension", o.Name, o.Shape, f.Bins, 4*f.Bins)
-			} else if o != nil && classes != nil && classes.Shape[0] != o.Shape[0] {
-				boxes.Reject("%s has %d rows, %s has %d, want as many", o.Name, o.Shape[0], classes.Name, classes.Shape[0])
 			}
 			if i == 0 && classes != nil {
 				c.checkClasses(v, classes.Shape[len(classes.Shape)-1])

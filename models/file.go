@@ -110,8 +110,8 @@ type boxesFile struct {
 
 type anchorsFile struct {
 	boxesFile
-	// The pixels that the raw boxes are in.
-	Scale float64 `yaml:"scale" required:"true" min:"1e-6" max:"16384"`
+	// The side of the picture in the unit of the raw boxes; their unit is a pixel if left out.
+	Scale float64 `yaml:"scale" min:"1e-6" max:"16384"`
 	// The function that makes a score of a raw score.
 	ScoreActivation string `yaml:"score_activation" oneof:"sigmoid|none"`
 	// The grids of anchors.
@@ -119,8 +119,10 @@ type anchorsFile struct {
 }
 
 type gridFile struct {
-	// Cells along a side.
-	Size int64 `yaml:"size" required:"true" min:"1" max:"16384"`
+	// Pixels between cells.
+	Stride int `yaml:"stride" min:"1" max:"16384"`
+	// Cells along each side, without stride.
+	Size int64 `yaml:"size" min:"1" max:"16384"`
 	// Anchors per cell.
 	Anchors int64 `yaml:"anchors" required:"true" min:"1" max:"1024"`
 	// An output of shape [cells x anchors, classes].
@@ -131,8 +133,8 @@ type gridFile struct {
 
 type dflFile struct {
 	boxesFile
-	// The pixels that the strides count in.
-	Size int64 `yaml:"size" required:"true" min:"1" max:"16384"`
+	// The side of a square picture in the pixels of the strides; input.size if left out.
+	Size int64 `yaml:"size" min:"1" max:"16384"`
 	// Bins per distance.
 	Bins int64 `yaml:"bins" required:"true" min:"2" max:"1024"`
 	// The levels of the pyramid.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -313,7 +314,7 @@ var spoiledCards = []spoiled{
 	{"knees that fall", card, "{batch: 4, percent: 30}", "{batch: 1, percent: 30}", `knees[1].batch: is 1 after 1, want a list of {batch, percent}, ascending by batch`, true},
 	{"knees that are no list", card, "knees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]", "knees: 20", `knees: is 20, want a list, each element {batch, percent}`, false},
 	{"negative threads", card, "threads: 2", "threads: -1", `threads: is -1`, false},
-	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want topk, boxes or raw, did you mean "topk"?`, false},
+	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want classes, detr, embedding, map, objects, polygons, pose, text, yolo, topk, boxes or raw, did you mean "topk"?`, false},
 	{"a decoder without a name", card, "{name: topk, k: 2}", "{k: 2}", `decoder.name: is missing`, false},
 	{"a decoder that is a word", card, "{name: topk, k: 2}", "topk", `decoder: is "topk", want a map`, false},
 	{"more answers than classes", card, "k: 2", "k: 4", `decoder.k: is 4, want an integer from 1 to 3`, true},
@@ -326,7 +327,7 @@ var spoiledCards = []spoiled{
 	{"scores and boxes swapped", boxCard, "scores: scores, boxes: places", "scores: places, boxes: scores", `scores has shape [128 2], want [128, at least 4]`, true},
 	{"no bins", dflCard, "  bins: 11\n", "", `decoder.bins: is missing`, false},
 	{"other bins", dflCard, "bins: 11", "bins: 8", `bins has shape [16 44], want 4 distances of 8 bins: 32`, true},
-	{"rows that differ", dflCard, "{name: cells, shape: [16, 2]}", "{name: cells, shape: [15, 2]}", `bins has 16 rows, cells has 15`, true},
+	{"rows that differ", dflCard, "{name: cells, shape: [16, 2]}", "{name: cells, shape: [15, 2]}", `cells has shape [15 2], want [16, at least 1]`, true},
 	{"a label too few", card, `[circle, square, "3"]`, "[circle, square]", `the outputs have 3 classes, the labels name 2`, true},
 	{"a label that is a number", card, `"3"]`, "3]", `labels[2]: is 3, want a name; quote it`, false},
 	{"labels that are not there", boxCard, "labels: labels.txt", "labels: gone.txt", `gone.txt: no such file`, true},
@@ -485,6 +486,11 @@ func TestGeneratedSchema(t *testing.T) {
 	var decoders []any
 	for _, of := range []reflect.Type{reflect.TypeFor[rawFile](), reflect.TypeFor[topKFile](), reflect.TypeFor[anchorsFile](), reflect.TypeFor[dflFile]()} {
 		decoders = append(decoders, comments.Object(of))
+	}
+	for _, name := range slices.Sorted(maps.Keys(families)) {
+		object := comments.Object(reflect.TypeOf(families[name]()).Elem())
+		object["properties"].(map[string]any)["name"] = map[string]any{"const": name, "description": "Name of the decoder."}
+		decoders = append(decoders, object)
 	}
 	for i, style := range []string{"ssd-anchors", "dfl"} {
 		decoders[2+i].(map[string]any)["properties"].(map[string]any)["style"] = map[string]any{"const": style}

@@ -35,6 +35,11 @@ func (c *Card) ResultBytes() int {
 		return wire.ClassSize * c.Decoder.count("k", c.Outputs[0].Elements())
 	case "boxes":
 		return wire.BoxSize * c.Decoder.count("max_boxes", maxBoxes)
+	case "raw":
+	default:
+		if f, err := c.Family(); err == nil { // ReadCard checked it
+			return f.ResultBytes()
+		}
 	}
 	total := 0
 	for i := range c.Outputs {

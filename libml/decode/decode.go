@@ -76,7 +76,7 @@ func New(card *models.Card) (Decoder, error) {
 	case "raw":
 		d = newRaw(&p)
 	default:
-		return nil, fmt.Errorf("decoder %q of %s: want topk, boxes or raw", card.Decoder.Name, card.Name)
+		d, p.err = newFamily(card)
 	}
 	if p.err != nil {
 		return nil, fmt.Errorf("decoder %s of %s: %w", card.Decoder.Name, card.Name, p.err)
@@ -106,6 +106,18 @@ func (d *widener) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 		d.values[i] = t.Type.AppendF32(d.values[i][:0], o)
 	}
 	return d.Decoder.Append(dst, d.values)
+}
+
+func newFamily(card *models.Card) (Decoder, error) {
+	family, err := card.Family()
+	if err != nil {
+		return nil, err
+	}
+	switch f := family.(type) {
+	case *models.YOLO:
+		return newYOLO(f, card), nil
+	}
+	return nil, errors.ErrUnsupported
 }
 
 // declared describes one output of the card.

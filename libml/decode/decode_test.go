@@ -528,7 +528,7 @@ func TestInvalidParameters(t *testing.T) {
 		want string
 		card *models.Card
 	}{
-		{`decoder "yolo" of x: want topk, boxes or raw`, &models.Card{Name: "x", Decoder: models.Decoder{Name: "yolo"}}},
+		{`decoder "yolov4": want one of [classes`, &models.Card{Name: "x", Decoder: models.Decoder{Name: "yolov4"}}},
 		{"k: is 11, want a number from 1 to 10", topKCard(10, map[string]any{"k": 11})},
 		{"k: is 2.5, want a whole number", topKCard(10, map[string]any{"k": 2.5})},
 		{"k: is five", topKCard(10, map[string]any{"k": "five"})},
@@ -539,7 +539,7 @@ func TestInvalidParameters(t *testing.T) {
 		{"score_threshold: is 2", change(faceCard(), func(p map[string]any) { p["score_threshold"] = 2 })},
 		{"score_threshold: is NaN", change(faceCard(), func(p map[string]any) { p["score_threshold"] = math.NaN() })},
 		{"max_boxes: is 0", change(faceCard(), func(p map[string]any) { p["max_boxes"] = 0 })},
-		{"scale: is missing", change(faceCard(), func(p map[string]any) { delete(p, "scale") })},
+		{"scale: is 0, want a number from 1e-06", change(faceCard(), func(p map[string]any) { p["scale"] = 0 })},
 		{"score_activation: is softmax", change(faceCard(), func(p map[string]any) { p["score_activation"] = "softmax" })},
 		{"grids: is missing, want a list of {size, anchors, scores, boxes}", change(faceCard(), func(p map[string]any) { delete(p, "grids") })},
 		{"grids: is empty, want a list", change(faceCard(), func(p map[string]any) { p["grids"] = []any{} })},

@@ -1,0 +1,265 @@
+package decode
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// yolo decodes the models of the YOLO family. Each row of the output is a box: centre and size in pixels of the
+// picture, the score that there is something (v5, X), a score per class, and what the task adds: an angle, key
+// points, or the coefficients of a mask.
+type yolo struct {
+	models.YOLO
+	suppression
+	declared      []declared
+	threshold     float32
+	width, height float32
+	grids         []grid // of style yolox
+
+	score   []float32    // scratch: the best score of each row
+	class   []uint16     // scratch: its class
+	points  []wire.Point // scratch
+	rotated []rotated    // scratch: of each of kept
+}
+
+// grid is a part of the rows of YOLOX: a row per cell.
+type grid struct {
+	first, columns int
+	stride         float32
+}
+
+func newYOLO(f *models.YOLO, card *models.Card) *yolo {
+	d := &yolo{
+		YOLO: *f, suppression: newSuppression(f.IoUThreshold, f.MaxBoxes, f.Only), declared: declaredOutputs(card),
+		threshold: float32(f.ScoreThreshold), width: float32(card.Input.Width), height: float32(card.Input.Height),
+	}
+	switch f.Style {
+	case models.YOLOv8:
+		d.score, d.class = make([]float32, f.Rows), make([]uint16, f.Rows)
+	case models.YOLOv10:
+		d.overlap = 1 // the model has suppressed boxes
+	case models.YOLOX:
+		d.readGrids(card)
+	}
+	return d
+}
+
+// readGrids finds the strides whose cells are as many as the rows.
+func (d *yolo) readGrids(card *models.Card) {
+	for _, strides := range models.YOLOStrides {
+		if card.Input.Cells(strides) != d.Rows {
+			continue
+		}
+		first := 0
+		for _, s := range strides {
+			columns, rows := card.Input.Grid(s)
+			d.grids = append(d.grids, grid{first: first, columns: columns, stride: float32(s)})
+			first += columns * rows
+		}
+		return
+	}
+}
+
+func (d *yolo) MaxBytes() int { return d.ResultBytes() }
+
+func (d *yolo) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
+	if err := checkSizes(d.declared, outputs); err != nil {
+		return dst, 0, err
+	}
+	d.reset()
+	err := d.scan(outputs[d.Output])
+	if err == nil && d.Rotated {
+		return d.appendRotated(dst, outputs[d.Output])
+	}
+	if err == nil {
+		err = d.keep(d, outputs, d.declared[d.Output].notFinite)
+	}
+	if err != nil {
+		return dst, 0, err
+	}
+	switch {
+	case d.Prototypes >= 0:
+		return d.appendMasks(dst, outputs)
+	case len(d.KeyPoints) > 0:
+		return d.appendPoints(dst, outputs[d.Output])
+	}
+	return wire.AppendBoxes(dst, d.kept), uint8(wire.KindBoxes), nil
+}
+
+// value returns a value of a row.
+func (d *yolo) value(output []byte, row uint32, column int) float32 {
+	if d.Style == models.YOLOv8 {
+		return element(output, column*d.Rows+int(row))
+	}
+	return element(output, int(row)*d.Columns+column)
+}
+
+// extra returns the first of the values that the task adds.
+func (d *yolo) extra() int { return d.Columns - d.Extra }
+
+func (d *yolo) scan(output []byte) error {
+	switch d.Style {
+	case models.YOLOv8:
+		return d.scanColumns(output)
+	case models.YOLOv10:
+		return d.scanEnd(output)
+	}
+	return d.scanRows(output)
+}
+
+// scanColumns finds the best class of each row. A class has all its scores next to each other. Most are too
+// low, which a comparison of bits shows (see boxes.scan).
+func (d *yolo) scanColumns(output []byte) error {
+	clear(d.score)
+	bits := positiveBits(d.threshold)
+	for class := range d.NumClasses {
+		scores := output[4*(4+class)*d.Rows:][:4*d.Rows]
+		for row := range d.score {
+			b := binary.LittleEndian.Uint32(scores[4*row:])
+			if b < bits {
+				continue
+			}
+			if b&exponent == exponent {
+				return d.declared[d.Output].notFinite
+			}
+			if v := math.Float32frombits(b); v > d.score[row] {
+				d.score[row], d.class[row] = v, uint16(class)
+			}
+		}
+	}
+	for row, v := range d.score {
+		if v > 0 && v >= d.threshold {
+			d.add(candidate{score: v, row: uint32(row), class: d.class[row]})
+		}
+	}
+	return nil
+}
+
+// scanRows finds rows whose score, multiplied by that of their best class, is high enough.
+func (d *yolo) scanRows(output []byte) error {
+	for row := range d.Rows {
+		values := output[4*row*d.Columns:][:4*d.Columns]
+		score := element(values, 4)
+		if score < d.threshold {
+			continue
+		}
+		if !finite(values[4*4 : 4*(5+d.NumClasses)]) {
+			return d.declared[d.Output].notFinite
+		}
+		class, best := 0, float32(math.Inf(-1))
+		for i := range d.NumClasses {
+			if v := element(values, 5+i); v > best {
+				class, best = i, v
+			}
+		}
+		if v := score * best; v >= d.threshold && v <= math.MaxFloat32 {
+			d.add(candidate{score: v, row: uint32(row), class: uint16(class)})
+		}
+	}
+	return nil
+}
+
+// scanEnd finds the rows that the model has chosen: corners, score, class.
+func (d *yolo) scanEnd(output []byte) error {
+	for row := range d.Rows {
+		values := output[4*row*d.Columns:][:4*d.Columns]
+		score, class := element(values, 4), element(values, 5)
+		if score < d.threshold {
+			continue
+		}
+		if !finite(values[4*4 : 4*6]) {
+			return d.declared[d.Output].notFinite
+		}
+		if class >= 0 && class < float32(d.NumClasses) {
+			d.add(candidate{score: score, row: uint32(row), class: uint16(class)})
+		}
+	}
+	return nil
+}
+
+func (d *yolo) locate(c candidate, outputs [][]byte) (wire.Box, error) {
+	b := wire.Box{Class: c.class, Score: c.score}
+	output := outputs[d.Output]
+	x, y := d.value(output, c.row, 0), d.value(output, c.row, 1)
+	width, height := d.value(output, c.row, 2), d.value(output, c.row, 3)
+	switch d.Style {
+	case models.YOLOv10: // corners
+		b.X0, b.Y0, b.X1, b.Y1 = x/d.width, y/d.height, width/d.width, height/d.height
+		return b, nil
+	case models.YOLOX:
+		i := len(d.grids) - 1
+		for int(c.row) < d.grids[i].first {
+			i--
+		}
+		g := d.grids[i]
+		cell := int(c.row) - g.first
+		x, y = (x+float32(cell%g.columns))*g.stride, (y+float32(cell/g.columns))*g.stride
+		width, height = exp(width)*g.stride, exp(height)*g.stride
+	}
+	b.X0, b.Y0 = (x-width/2)/d.width, (y-height/2)/d.height
+	b.X1, b.Y1 = (x+width/2)/d.width, (y+height/2)/d.height
+	return b, nil
+}
+
+func exp(v float32) float32 { return float32(math.Exp(float64(v))) }
+
+// appendPoints appends the boxes with their key points. A point without a score has score 1.
+func (d *yolo) appendPoints(dst []byte, output []byte) ([]byte, uint8, error) {
+	d.points = d.points[:0]
+	n, values := d.KeyPoints[0], d.KeyPoints[1]
+	for _, c := range d.from {
+		for i := range n {
+			at := d.extra() + i*values
+			p := wire.Point{X: d.value(output, c.row, at) / d.width, Y: d.value(output, c.row, at+1) / d.height, Score: 1}
+			if values == 3 {
+				p.Score = d.value(output, c.row, at+2)
+			}
+			if (p.X+p.Y+p.Score)*0 != 0 {
+				return dst, 0, d.declared[d.Output].notFinite
+			}
+			d.points = append(d.points, p)
+		}
+	}
+	return wire.AppendPoints(dst, d.kept, d.points, n), uint8(wire.KindPoints), nil
+}
+
+// appendMasks appends the boxes with their masks. A cell belongs to the mask if the sum of the prototypes,
+// multiplied by the box's coefficients, is positive.
+func (d *yolo) appendMasks(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
+	output, prototypes := outputs[d.Output], outputs[d.Prototypes]
+	rows, columns := d.Grid[0], d.Grid[1]
+	payload := wire.AppendMasksHead(dst, rows, columns)
+	for i, c := range d.from {
+		whole := d.whole[i]
+		x0, x1 := cells(whole.X0, whole.X1, columns)
+		y0, y1 := cells(whole.Y0, whole.Y1, rows)
+		payload = wire.AppendMasked(payload, d.kept[i], wire.Mask{X: uint16(x0), Y: uint16(y0), Columns: uint16(x1 - x0), Rows: uint16(y1 - y0)})
+		bits := payload[len(payload)-((x1-x0)*(y1-y0)+7)/8:]
+		for n, y := 0, y0; y < y1; y++ {
+			for x := x0; x < x1; x, n = x+1, n+1 {
+				sum := float32(0)
+				for k := range d.Extra {
+					sum += d.value(output, c.row, d.extra()+k) * element(prototypes, (k*rows+y)*columns+x)
+				}
+				if sum*0 != 0 {
+					return dst, 0, d.declared[d.Prototypes].notFinite
+				}
+				if sum > 0 {
+					bits[n/8] |= 1 << (n % 8)
+				}
+			}
+		}
+	}
+	return payload, uint8(wire.KindMasks), nil
+}
+
+// cells returns the first and the end of the cells whose corners are from least to below most, which are
+// fractions.
+func cells(least, most float32, n int) (first, end int) {
+	first = int(math.Ceil(float64(clip(least) * float32(n))))
+	end = int(math.Ceil(float64(clip(most) * float32(n))))
+	return first, max(first, end)
+}

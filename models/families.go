@@ -1,0 +1,612 @@
+package models
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/penstock/penstock/models/document"
+	"github.com/penstock/penstock/wire"
+)
+
+// Family is a decoder of a card: its keys, and what they mean for the card's outputs. It is a pointer to one
+// of the types below.
+type Family interface {
+	// resolve finds the outputs that the decoder reads. An error says which shapes it reads, and which the
+	// card has.
+	resolve(c *Card) error
+	// ResultBytes bounds the payload of one answer.
+	ResultBytes() int
+}
+
+// families makes a family by its name.
+var families = map[string]func() Family{
+	"yolo":      func() Family { return new(YOLO) },
+	"classes":   func() Family { return new(Classes) },
+	"embedding": func() Family { return new(Embedding) },
+	"objects":   func() Family { return new(Objects) },
+	"detr":      func() Family { return new(DETR) },
+	"text":      func() Family { return new(Text) },
+	"polygons":  func() Family { return new(Polygons) },
+	"map":       func() Family { return new(Map) },
+	"pose":      func() Family { return new(Pose) },
+}
+
+// Family returns the card's decoder, with the outputs that it reads. It fails if the card was not read by
+// ReadCard and its decoder does not fit. Decoders topk, boxes and raw have no Family.
+func (c *Card) Family() (Family, error) {
+	made, ok := families[c.Decoder.Name]
+	if !ok {
+		return nil, fmt.Errorf("decoder %q: want one of %v", c.Decoder.Name, decoderNames)
+	}
+	keys := map[string]any{"name": c.Decoder.Name}
+	maps.Copy(keys, c.Decoder.Params)
+	text, err := json.Marshal(keys) // JSON is YAML, too
+	if err != nil {
+		return nil, fmt.Errorf("decoder: %w", err)
+	}
+	doc, err := document.Parse("decoder", text)
+	if err != nil {
+		return nil, err
+	}
+	f := made()
+	document.SetDefaults(f)
+	doc.Root().Decode(f)
+	return f, errors.Join(doc.Err(), f.resolve(c))
+}
+
+type familyFile struct {
+	// Name of the decoder.
+	Name string `yaml:"name" required:"true"`
+}
+
+// Found are the keys of decoders that find several things in a picture.
+type Found struct {
+	// What has a lower score is left out.
+	ScoreThreshold float64 `yaml:"score_threshold" default:"0.25" min:"0" max:"1"`
+	// Maximum number of boxes in an answer, best first.
+	MaxBoxes int `yaml:"max_boxes" default:"100" min:"1" max:"1000"`
+	// The only classes in an answer: labels, or numbers in quotes. All if left out.
+	Classes []string `yaml:"classes" minItems:"1" unique:"true" want:"a label, or a class's number in quotes"`
+
+	// Only has an element per class if Classes are set.
+	Only []bool
+}
+
+// pick sets Only.
+func (f *Found) pick(c *Card, classes int) error {
+	if len(f.Classes) > 0 {
+		f.Only = make([]bool, classes)
+	}
+	for _, name := range f.Classes {
+		i := slices.Index(c.Labels, name)
+		if n, err := strconv.Atoi(name); i < 0 && err == nil {
+			i = n
+		}
+		if i < 0 || i >= classes {
+			return fmt.Errorf("classes has %q, want labels or numbers below %d%s", name, classes, document.Near(name, c.Labels))
+		}
+		f.Only[i] = true
+	}
+	return nil
+}
+
+// maxClasses is the number of values of a u16.
+const maxClasses = 1 << 16
+
+// labelled returns an error unless the number of classes is possible and the labels name as many.
+func (c *Card) labelled(classes int) error {
+	if classes < 1 || classes > maxClasses {
+		return fmt.Errorf("the outputs have %d classes, want 1 to %d", classes, maxClasses)
+	}
+	if n := len(c.Labels); n > 0 && n != classes {
+		return fmt.Errorf("the outputs have %d classes, the labels name %d", classes, n)
+	}
+	return nil
+}
+
+// outputNamed returns the index of an output.
+func (c *Card) outputNamed(key, name string) (int, error) {
+	i := slices.IndexFunc(c.Outputs, func(o Output) bool { return o.Name == name })
+	if i < 0 {
+		var names []string
+		for _, o := range c.Outputs {
+			names = append(names, o.Name)
+		}
+		return 0, fmt.Errorf("%s: no output is called %q%s", key, name, document.Correct(name, names))
+	}
+	return i, nil
+}
+
+// single returns an error unless the card has one output.
+func (c *Card) single(decoder string) error {
+	if len(c.Outputs) != 1 {
+		return fmt.Errorf("%s reads one output, the card has %d", decoder, len(c.Outputs))
+	}
+	return nil
+}
+
+// longAxes returns an output's axes that are longer than 1.
+func (o *Output) longAxes() (axes []int) {
+	for _, n := range o.Shape {
+		if n > 1 {
+			axes = append(axes, int(n))
+		}
+	}
+	return axes
+}
+
+// YOLO decodes what models of the YOLO family find: boxes, boxes with key points or masks, or rotated boxes.
+type YOLO struct {
+	familyFile
+	// What the output holds. Found from its shape if left out: yolov5 (also v6, v7) [rows, 5 + classes], yolov8
+	// (also 9, 11, 12) [4 + classes, rows], yolov10 (also 26) [boxes, 6], yolox [rows, 5 + classes] that are raw.
+	Style string `yaml:"style" oneof:"yolov5|yolov8|yolov10|yolox"`
+	Found
+	// Of boxes of one class that overlap more, one is left.
+	IoUThreshold float64 `yaml:"iou_threshold" default:"0.7" min:"0" max:"1"`
+	// The number of key points of a box, and of the values of each: 2 (x, y) or 3 (with a score).
+	KeyPoints []int `yaml:"keypoints" elements:"points, values of each" minItems:"2" maxItems:"2" min:"1" max:"1024"`
+	// The boxes are rotated: a row has an angle, too. Answers have polygons of four corners.
+	Rotated bool `yaml:"rotated" default:"false"`
+	// The output of the masks' prototypes, of shape [coefficients, rows, columns]. A row has the coefficients, too.
+	Masks string `yaml:"masks" want:"an output's name"`
+
+	// Output and Prototypes are indexes of outputs; Prototypes is -1 without masks.
+	Output, Prototypes int
+	// Rows have Columns values: the box, the score if there is one, NumClasses scores, and Extra.
+	Rows, Columns, NumClasses, Extra int
+	// Grid is the rows and columns of the prototypes.
+	Grid [2]int
+}
+
+// The styles of YOLO.
+const (
+	YOLOv5  = "yolov5"
+	YOLOv8  = "yolov8"
+	YOLOv10 = "yolov10"
+	YOLOX   = "yolox"
+)
+
+// YOLOStrides are the sets of strides that models have, the usual one first.
+var YOLOStrides = [][]int{{8, 16, 32}, {8, 16, 32, 64}, {4, 8, 16, 32}}
+
+// Cells returns the number of cells of a picture's grids with these strides.
+func (in *Input) Cells(strides []int) (n int) {
+	for _, s := range strides {
+		columns, rows := in.Grid(s)
+		n += columns * rows
+	}
+	return n
+}
+
+// Grid returns how many cells of this stride cover a picture.
+func (in *Input) Grid(stride int) (columns, rows int) {
+	return (in.Width + stride - 1) / stride, (in.Height + stride - 1) / stride
+}
+
+func (f *YOLO) resolve(c *Card) error {
+	outputs := 1
+	f.Output, f.Prototypes = 0, -1
+	if f.Masks != "" {
+		i, err := c.outputNamed("masks", f.Masks)
+		if err != nil {
+			return err
+		}
+		shape := c.Outputs[i].Shape
+		if len(shape) != 3 || shape[1] > maxSide || shape[2] > maxSide {
+			return fmt.Errorf("masks: %s has shape %v, want [coefficients, rows, columns]", f.Masks, shape)
+		}
+		outputs, f.Prototypes, f.Extra, f.Grid = 2, i, int(shape[0]), [2]int{int(shape[1]), int(shape[2])}
+		if i == 0 {
+			f.Output = 1
+		}
+	}
+	if len(c.Outputs) != outputs {
+		return fmt.Errorf("yolo reads %d outputs, the card has %d; list only those", outputs, len(c.Outputs))
+	}
+	if len(f.KeyPoints) == 2 {
+		if f.KeyPoints[1] != 2 && f.KeyPoints[1] != 3 {
+			return fmt.Errorf("keypoints have %d values each, want 2 or 3", f.KeyPoints[1])
+		}
+		f.Extra += f.KeyPoints[0] * f.KeyPoints[1]
+	}
+	if f.Rotated {
+		f.Extra++
+	}
+	if f.Rotated && f.Extra > 1 || f.Masks != "" && len(f.KeyPoints) > 0 {
+		return errors.New("want one of keypoints, rotated and masks")
+	}
+	return f.resolveStyle(c)
+}
+
+// resolveStyle finds the style, the rows and the classes.
+func (f *YOLO) resolveStyle(c *Card) error {
+	o := &c.Outputs[f.Output]
+	if len(o.Shape) != 2 {
+		return fmt.Errorf("%s has shape %v, want %s", o.Name, o.Shape, f.shapes(c))
+	}
+	a, b := int(o.Shape[0]), int(o.Shape[1])
+	matches := func(rows, perCell int) bool {
+		return slices.ContainsFunc(YOLOStrides, func(s []int) bool { return rows == perCell*c.Input.Cells(s) })
+	}
+	if f.Style == "" {
+		switch {
+		case matches(b, 1) && a > 4+f.Extra:
+			f.Style = YOLOv8
+		case matches(a, 3):
+			f.Style = YOLOv5
+		case matches(a, 1):
+			return fmt.Errorf("%s has shape %v, which fits two styles; want style: yolox for raw boxes, or style: yolov5", o.Name, o.Shape)
+		case b == 6+f.Extra:
+			f.Style = YOLOv10
+		}
+	}
+	fits := false
+	switch f.Style {
+	case YOLOv8:
+		f.Rows, f.Columns, f.NumClasses = b, a, a-4-f.Extra
+		fits = f.NumClasses > 0
+	case YOLOv5, YOLOX:
+		f.Rows, f.Columns, f.NumClasses = a, b, b-5-f.Extra
+		fits = f.NumClasses > 0 && (f.Style == YOLOv5 || matches(a, 1))
+	case YOLOv10:
+		f.Rows, f.Columns, f.NumClasses = a, b, len(c.Labels)
+		if f.NumClasses == 0 {
+			f.NumClasses = maxClasses
+		}
+		fits = b == 6+f.Extra
+	}
+	if !fits {
+		return fmt.Errorf("%s has shape %v, want %s", o.Name, o.Shape, f.shapes(c))
+	}
+	if err := c.labelled(f.NumClasses); err != nil {
+		return fmt.Errorf("%s has shape %v: %w", o.Name, o.Shape, err)
+	}
+	return f.pick(c, f.NumClasses)
+}
+
+// shapes says which shapes the decoder reads.
+func (f *YOLO) shapes(c *Card) string {
+	extra, cells := "", c.Input.Cells(YOLOStrides[0])
+	if f.Extra > 0 {
+		extra = fmt.Sprintf(" + %d", f.Extra)
+	}
+	shapes := map[string]string{
+		YOLOv5: fmt.Sprintf("[%d, 5 + classes%s] (yolov5)", 3*cells, extra), YOLOv8: fmt.Sprintf("[4 + classes%s, %d] (yolov8)", extra, cells),
+		YOLOv10: fmt.Sprintf("[boxes, %d] (yolov10)", 6+f.Extra), YOLOX: fmt.Sprintf("[%d, 5 + classes] (yolox)", cells),
+	}
+	if f.Style != "" {
+		return shapes[f.Style]
+	}
+	return fmt.Sprintf("%s, %s, %s or %s", shapes[YOLOv5], shapes[YOLOv8], shapes[YOLOv10], shapes[YOLOX])
+}
+
+func (f *YOLO) ResultBytes() int {
+	switch {
+	case f.Rotated:
+		return f.MaxBoxes * wire.PolygonSize(4)
+	case f.Masks != "":
+		return wire.MasksHead + f.MaxBoxes*wire.MaskedSize(f.Grid[0]*f.Grid[1])
+	case len(f.KeyPoints) > 0:
+		return wire.PointsHead + f.MaxBoxes*wire.PointedSize(f.KeyPoints[0])
+	}
+	return f.MaxBoxes * wire.BoxSize
+}
+
+// maxSide bounds sizes in cells or pixels, so that products stay small.
+const maxSide = 1 << 14
+
+// Classes decodes the likeliest classes from the one output, which has a value per class.
+type Classes struct {
+	familyFile
+	// How many classes an answer has at most, best first; 5 if left out.
+	K int `yaml:"k" min:"1" max:"65536"`
+	// What makes probabilities of the values: softmax of one class per picture, sigmoid of any number.
+	Activation string `yaml:"activation" default:"none" oneof:"none|softmax|sigmoid"`
+	// Classes with a lower probability are left out; 0: none.
+	ScoreThreshold float64 `yaml:"score_threshold" default:"0" min:"0" max:"1"`
+}
+
+func (f *Classes) resolve(c *Card) error {
+	if err := c.single("classes"); err != nil {
+		return err
+	}
+	o := &c.Outputs[0]
+	if len(o.longAxes()) > 1 {
+		return fmt.Errorf("classes reads one value per class, and %s has shape %v; want a shape like [%d]", o.Name, o.Shape, slices.Max(o.Shape))
+	}
+	n := o.Elements()
+	if f.K == 0 {
+		f.K = min(5, n)
+	}
+	if f.K > n {
+		return fmt.Errorf("k is %d, want an integer from 1 to %d", f.K, n)
+	}
+	return c.labelled(n)
+}
+
+func (f *Classes) ResultBytes() int { return f.K * wire.ClassSize }
+
+// Embedding passes the one output on as a vector of length 1.
+type Embedding struct {
+	familyFile
+
+	Elements int
+}
+
+func (f *Embedding) resolve(c *Card) error {
+	if err := c.single("embedding"); err != nil {
+		return err
+	}
+	f.Elements = c.Outputs[0].Elements()
+	return nil
+}
+
+func (f *Embedding) ResultBytes() int { return 4 * f.Elements }
+
+// Objects decodes boxes of models that have found them themselves, with the suppression inside: SSD, models of
+// torchvision.
+type Objects struct {
+	familyFile
+	Found
+	// The output of the boxes, of shape [rows, 4].
+	Boxes string `yaml:"boxes" required:"true" want:"an output's name"`
+	// The output of the scores, of shape [rows].
+	Scores string `yaml:"scores" required:"true" want:"an output's name"`
+	// The output of the classes, of shape [rows].
+	Labels string `yaml:"labels" required:"true" want:"an output's name"`
+	// The output of the number of rows that count, if there is one.
+	Count string `yaml:"count" want:"an output's name"`
+	// What coordinates are in: the picture's pixels, or fractions of its width and height.
+	Unit string `yaml:"unit" default:"pixels" oneof:"pixels|fractions"`
+	// The order of a box's numbers.
+	Order string `yaml:"order" default:"xyxy" oneof:"xyxy|yxyx"`
+	// The number of the first class of the labels: 1 if 0 is the background.
+	FirstClass int `yaml:"first_class" default:"0" min:"0" max:"65535"`
+
+	// Indexes of outputs; CountOutput is -1 if there is none.
+	BoxesOutput, ScoresOutput, LabelsOutput, CountOutput int
+	Rows                                                int
+}
+
+func (f *Objects) resolve(c *Card) (err error) {
+	f.CountOutput = -1
+	for _, o := range []struct {
+		key, name string
+		to        *int
+		columns   int // 0: any
+	}{{"boxes", f.Boxes, &f.BoxesOutput, 4}, {"scores", f.Scores, &f.ScoresOutput, 1}, {"labels", f.Labels, &f.LabelsOutput, 1}, {"count", f.Count, &f.CountOutput, 0}} {
+		if o.key == "count" && o.name == "" {
+			continue
+		}
+		if *o.to, err = c.outputNamed(o.key, o.name); err != nil {
+			return err
+		}
+		tensor := &c.Outputs[*o.to]
+		switch n := tensor.Elements(); {
+		case o.key == "boxes":
+			f.Rows = n / 4
+			if s := tensor.Shape; len(s) == 0 || s[len(s)-1] != 4 {
+				return fmt.Errorf("boxes: %s has shape %v, want [rows, 4]", o.name, s)
+			}
+		case o.columns == 1 && n != f.Rows:
+			return fmt.Errorf("%s: %s has shape %v, want [%d] as %s has shape %v", o.key, o.name, tensor.Shape, f.Rows, f.Boxes, c.Outputs[f.BoxesOutput].Shape)
+		case o.columns == 0 && n != 1:
+			return fmt.Errorf("count: %s has shape %v, want one number", o.name, tensor.Shape)
+		}
+	}
+	classes := maxClasses
+	if len(c.Labels) > 0 {
+		classes = len(c.Labels)
+	}
+	return f.pick(c, classes)
+}
+
+func (f *Objects) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
+
+// DETR decodes boxes of transformers: a row per query, without suppression.
+type DETR struct {
+	familyFile
+	Found
+	// The output of the boxes, of shape [queries, 4]: centre and size in fractions of the picture. Without it the
+	// one output has shape [queries, 4 + classes].
+	Boxes string `yaml:"boxes" want:"an output's name"`
+	// The output of the classes, of shape [queries, classes].
+	Scores string `yaml:"scores" want:"an output's name"`
+	// What makes probabilities of the classes. With softmax the last class is "nothing".
+	Activation string `yaml:"activation" default:"sigmoid" oneof:"none|softmax|sigmoid"`
+
+	// Indexes of outputs. The scores begin at column First.
+	BoxesOutput, ScoresOutput, First int
+	Rows, NumClasses                 int
+}
+
+func (f *DETR) resolve(c *Card) (err error) {
+	if (f.Boxes == "") != (f.Scores == "") {
+		return errors.New("want both boxes and scores, or neither")
+	}
+	f.First = 4
+	if f.Boxes == "" {
+		if err := c.single("detr without boxes and scores"); err != nil {
+			return err
+		}
+	} else {
+		f.First = 0
+		if f.BoxesOutput, err = c.outputNamed("boxes", f.Boxes); err != nil {
+			return err
+		}
+		if f.ScoresOutput, err = c.outputNamed("scores", f.Scores); err != nil {
+			return err
+		}
+	}
+	boxes, scores := &c.Outputs[f.BoxesOutput], &c.Outputs[f.ScoresOutput]
+	if s := boxes.Shape; len(s) != 2 || f.First == 0 && s[1] != 4 || f.First == 4 && s[1] < 5 {
+		return fmt.Errorf("%s has shape %v, want %s", boxes.Name, s, map[int]string{0: "[queries, 4]", 4: "[queries, 4 + classes]"}[f.First])
+	}
+	f.Rows = int(boxes.Shape[0])
+	if s := scores.Shape; len(s) != 2 || int(s[0]) != f.Rows {
+		return fmt.Errorf("%s has shape %v, want [%d, classes]", scores.Name, s, f.Rows)
+	}
+	f.NumClasses = int(scores.Shape[1]) - f.First
+	classes := f.NumClasses
+	if f.Activation == "softmax" {
+		classes--
+	}
+	if err := c.labelled(classes); err != nil {
+		return err
+	}
+	return f.pick(c, classes)
+}
+
+func (f *DETR) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
+
+// Text decodes a line of text from the probabilities of each step (CTC). The labels are the alphabet.
+type Text struct {
+	familyFile
+
+	// Steps and Symbols are the shape of the output. Symbol 0 is the blank; symbol i is label i-1.
+	Steps, Symbols int
+	// Labels are the alphabet, with the blank that an alphabet may leave out at its end.
+	Labels []string
+}
+
+func (f *Text) resolve(c *Card) error {
+	if err := c.single("text"); err != nil {
+		return err
+	}
+	o, n := &c.Outputs[0], len(c.Labels)
+	if n == 0 {
+		return errors.New("text reads the alphabet from the card's labels; want labels: a file with one character per line")
+	}
+	if len(o.Shape) != 2 || int(o.Shape[1]) != n+1 && int(o.Shape[1]) != n+2 {
+		return fmt.Errorf("%s has shape %v, want [steps, %d] or, with a space, [steps, %d] as there are %d labels", o.Name, o.Shape, n+1, n+2, n)
+	}
+	f.Steps, f.Symbols, f.Labels = int(o.Shape[0]), int(o.Shape[1]), c.Labels
+	if f.Symbols == n+2 {
+		f.Labels = append(slices.Clone(c.Labels), " ")
+	}
+	return nil
+}
+
+func (f *Text) ResultBytes() int {
+	longest := 0
+	for _, l := range f.Labels {
+		longest = max(longest, len(l))
+	}
+	return 4 + f.Steps*longest
+}
+
+// Polygons decodes places of text from a map of probabilities (DBNet).
+type Polygons struct {
+	familyFile
+	// Cells with a lower probability are no text.
+	CellThreshold float64 `yaml:"cell_threshold" default:"0.3" min:"0" max:"1"`
+	// Places with a lower mean probability are left out.
+	ScoreThreshold float64 `yaml:"score_threshold" default:"0.5" min:"0" max:"1"`
+	// How far a place is widened: area times this, divided by the perimeter.
+	Unclip float64 `yaml:"unclip" default:"1.6" min:"0" max:"10"`
+	// Maximum number of places in an answer.
+	MaxBoxes int `yaml:"max_boxes" default:"100" min:"1" max:"1000"`
+
+	Rows, Columns int
+}
+
+func (f *Polygons) resolve(c *Card) (err error) {
+	f.Rows, f.Columns, err = c.grid("polygons", 1)
+	return err
+}
+
+func (f *Polygons) ResultBytes() int { return f.MaxBoxes * wire.PolygonSize(4) }
+
+// grid returns the rows and columns of the one output. Its shape is [channels, rows, columns], or without channels if there
+// is one.
+func (c *Card) grid(decoder string, channels int64) (rows, columns int, err error) {
+	if err := c.single(decoder); err != nil {
+		return 0, 0, err
+	}
+	o := &c.Outputs[0]
+	shape := o.Shape
+	if len(shape) == 3 && (channels == 0 || shape[0] == channels) {
+		shape = shape[1:]
+	}
+	if len(shape) != 2 || shape[0] > maxSide || shape[1] > maxSide {
+		return 0, 0, fmt.Errorf("%s has shape %v, want [%s, rows, columns]", o.Name, o.Shape, map[int64]string{0: "channels", 1: "1"}[channels])
+	}
+	return int(shape[0]), int(shape[1]), nil
+}
+
+// Map decodes a value per cell of a grid: the class of each cell (segmentation), or a number (depth, matting).
+type Map struct {
+	familyFile
+	// What a cell of the answer is: its likeliest class, a byte for 0 to 1, or a half-precision number.
+	Cells string `yaml:"cells" required:"true" oneof:"classes|u8|f16"`
+
+	Channels, Rows, Columns int
+}
+
+func (f *Map) resolve(c *Card) (err error) {
+	channels := int64(1)
+	if f.Cells == "classes" {
+		channels = 0
+	}
+	if f.Rows, f.Columns, err = c.grid("map", channels); err != nil {
+		return err
+	}
+	f.Channels = c.Outputs[0].Elements() / (f.Rows * f.Columns)
+	if f.Cells != "classes" {
+		return nil
+	}
+	if f.Channels == 1 { // the model has chosen
+		return nil
+	}
+	return c.labelled(f.Channels)
+}
+
+func (f *Map) ResultBytes() int {
+	return wire.MapHead + f.Rows*f.Columns*map[string]int{"classes": wire.RunSize, "u8": 1, "f16": 2}[f.Cells]
+}
+
+// Pose decodes the key points of the one thing in a picture, from a map of each (heat maps) or from two
+// distributions of each (SimCC).
+type Pose struct {
+	familyFile
+	// The outputs of the distributions of x and y (SimCC), of shape [points, bins]. Without them the one output has heat maps, of shape
+	// [points, rows, columns].
+	X string `yaml:"x" want:"an output's name"`
+	// See x.
+	Y string `yaml:"y" want:"an output's name"`
+
+	// Indexes of outputs, and the bins (or cells) along x and y.
+	XOutput, YOutput       int
+	Points, Columns, Lines int
+}
+
+func (f *Pose) resolve(c *Card) (err error) {
+	if (f.X == "") != (f.Y == "") {
+		return errors.New("want both x and y, or neither")
+	}
+	if f.X == "" {
+		if f.Lines, f.Columns, err = c.grid("pose without x and y", 0); err == nil {
+			f.Points = c.Outputs[0].Elements() / (f.Lines * f.Columns)
+		}
+		return err
+	}
+	if f.XOutput, err = c.outputNamed("x", f.X); err != nil {
+		return err
+	}
+	if f.YOutput, err = c.outputNamed("y", f.Y); err != nil {
+		return err
+	}
+	x, y := &c.Outputs[f.XOutput], &c.Outputs[f.YOutput]
+	if len(x.Shape) != 2 || len(y.Shape) != 2 || x.Shape[0] != y.Shape[0] {
+		return fmt.Errorf("%s has shape %v and %s has %v, want [points, bins] of as many points", f.X, x.Shape, f.Y, y.Shape)
+	}
+	f.Points, f.Columns, f.Lines = int(x.Shape[0]), int(x.Shape[1]), int(y.Shape[1])
+	return nil
+}
+
+func (f *Pose) ResultBytes() int { return wire.PointsHead + wire.PointedSize(f.Points) }
