@@ -408,34 +408,38 @@ func (f *Objects) resolve(c *Card) (err error) {
 
 func (f *Objects) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
 
-// DETR decodes boxes of transformers: a row per query, without suppression.
+// DETR decodes boxes of transformers: a row per query, without suppression. Boxes are centre and size in fractions
+// of the picture.
 type DETR struct {
 	familyFile
 	Found
-	// The output of the boxes, of shape [queries, 4]: centre and size in fractions of the picture. Without it the
-	// one output has shape [queries, 4 + classes].
+	// The output of the boxes, of shape [queries, 4]. Without it the one output has shape [queries, 4 + classes], or
+	// [queries, 6] if a row ends with score and class.
 	Boxes string `yaml:"boxes" want:"an output's name"`
 	// The output of the classes, of shape [queries, classes].
 	Scores string `yaml:"scores" want:"an output's name"`
-	// What makes probabilities of the classes. With softmax the last class is "nothing".
-	Activation string `yaml:"activation" default:"sigmoid" oneof:"none|softmax|sigmoid"`
+	// What makes probabilities of the classes: sigmoid with two outputs, none with one if left out. With softmax the last class is
+	// "nothing".
+	Activation string `yaml:"activation" oneof:"none|softmax|sigmoid"`
 
 	// Indexes of outputs. The scores begin at column First.
 	BoxesOutput, ScoresOutput, First int
 	Rows, NumClasses                 int
+	// Chosen: a row has a score and a class in place of a score per class.
+	Chosen bool
 }
 
 func (f *DETR) resolve(c *Card) (err error) {
-	if (f.Boxes == "") != (f.Scores == "") {
+	want, activation := "[queries, 4]", "sigmoid"
+	switch {
+	case (f.Boxes == "") != (f.Scores == ""):
 		return errors.New("want both boxes and scores, or neither")
-	}
-	f.First = 4
-	if f.Boxes == "" {
+	case f.Boxes == "":
 		if err := c.single("detr without boxes and scores"); err != nil {
 			return err
 		}
-	} else {
-		f.First = 0
+		f.First, want, activation = 4, "[queries, 4 + classes] or [queries, 6]", "none"
+	default:
 		if f.BoxesOutput, err = c.outputNamed("boxes", f.Boxes); err != nil {
 			return err
 		}
@@ -443,23 +447,29 @@ func (f *DETR) resolve(c *Card) (err error) {
 			return err
 		}
 	}
+	if f.Activation == "" {
+		f.Activation = activation
+	}
 	boxes, scores := &c.Outputs[f.BoxesOutput], &c.Outputs[f.ScoresOutput]
 	if s := boxes.Shape; len(s) != 2 || f.First == 0 && s[1] != 4 || f.First == 4 && s[1] < 5 {
-		return fmt.Errorf("%s has shape %v, want %s", boxes.Name, s, map[int]string{0: "[queries, 4]", 4: "[queries, 4 + classes]"}[f.First])
+		return fmt.Errorf("%s has shape %v, want %s", boxes.Name, s, want)
 	}
 	f.Rows = int(boxes.Shape[0])
 	if s := scores.Shape; len(s) != 2 || int(s[0]) != f.Rows {
 		return fmt.Errorf("%s has shape %v, want [%d, classes]", scores.Name, s, f.Rows)
 	}
 	f.NumClasses = int(scores.Shape[1]) - f.First
-	classes := f.NumClasses
-	if f.Activation == "softmax" {
-		classes--
+	if f.Chosen = f.First == 4 && f.NumClasses == 2 && len(c.Labels) != 2; f.Chosen {
+		if f.NumClasses = len(c.Labels); f.NumClasses == 0 {
+			f.NumClasses = maxClasses
+		}
+	} else if f.Activation == "softmax" {
+		f.NumClasses--
 	}
-	if err := c.labelled(classes); err != nil {
+	if err := c.labelled(f.NumClasses); err != nil {
 		return err
 	}
-	return f.pick(c, classes)
+	return f.pick(c, f.NumClasses)
 }
 
 func (f *DETR) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
@@ -570,31 +580,20 @@ func (f *Map) ResultBytes() int {
 	return wire.MapHead + f.Rows*f.Columns*map[string]int{"classes": wire.RunSize, "u8": 1, "f16": 2}[f.Cells]
 }
 
-// Pose decodes the key points of the one thing in a picture, from a map of each (heat maps) or from two
-// distributions of each (SimCC).
+// Pose decodes the key points of the one thing in a picture, from two distributions of each (SimCC).
 type Pose struct {
 	familyFile
-	// The outputs of the distributions of x and y (SimCC), of shape [points, bins]. Without them the one output has heat maps, of shape
-	// [points, rows, columns].
-	X string `yaml:"x" want:"an output's name"`
-	// See x.
-	Y string `yaml:"y" want:"an output's name"`
+	// The output of the distributions along the width, of shape [points, bins].
+	X string `yaml:"x" required:"true" want:"an output's name"`
+	// The output of the distributions along the height, of shape [points, bins].
+	Y string `yaml:"y" required:"true" want:"an output's name"`
 
-	// Indexes of outputs, and the bins (or cells) along x and y.
+	// Indexes of outputs, and the bins along width and height.
 	XOutput, YOutput       int
 	Points, Columns, Lines int
 }
 
 func (f *Pose) resolve(c *Card) (err error) {
-	if (f.X == "") != (f.Y == "") {
-		return errors.New("want both x and y, or neither")
-	}
-	if f.X == "" {
-		if f.Lines, f.Columns, err = c.grid("pose without x and y", 0); err == nil {
-			f.Points = c.Outputs[0].Elements() / (f.Lines * f.Columns)
-		}
-		return err
-	}
 	if f.XOutput, err = c.outputNamed("x", f.X); err != nil {
 		return err
 	}

@@ -116,6 +116,22 @@ func newFamily(card *models.Card) (Decoder, error) {
 	switch f := family.(type) {
 	case *models.YOLO:
 		return newYOLO(f, card), nil
+	case *models.Classes:
+		return newClasses(f, card), nil
+	case *models.Embedding:
+		return newEmbedding(card), nil
+	case *models.Objects:
+		return newObjects(f, card), nil
+	case *models.DETR:
+		return newDETR(f, card), nil
+	case *models.Text:
+		return newText(f, card), nil
+	case *models.Polygons:
+		return newPolygons(f, card), nil
+	case *models.Map:
+		return newMap(f, card), nil
+	case *models.Pose:
+		return newPose(f, card), nil
 	}
 	return nil, errors.ErrUnsupported
 }

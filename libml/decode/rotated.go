@@ -17,9 +17,9 @@ type rotated struct {
 func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, uint8, error) {
 	d.best()
 	d.rotated = d.rotated[:0]
-	payload := dst
+	payload, kept := dst, 0
 	for _, c := range d.found {
-		if len(d.rotated) == d.max {
+		if kept == d.max {
 			break
 		}
 		v := func(column int) float64 { return float64(d.value(output, c.row, column)) }
@@ -27,10 +27,14 @@ func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, uint8, error) {
 		if (r.x+r.y+r.width+r.height+r.angle)*0 != 0 {
 			return dst, 0, d.declared[d.Output].notFinite
 		}
-		if r.width <= 0 || r.height <= 0 || d.Style != models.YOLOv10 && d.suppressedRotated(&r) {
+		if r.width <= 0 || r.height <= 0 {
 			continue
 		}
-		d.rotated = append(d.rotated, r)
+		suppressed := d.Style != models.YOLOv10 && d.suppressedRotated(&r)
+		if d.rotated = append(d.rotated, r); suppressed {
+			continue
+		}
+		kept++
 		corners := r.corners()
 		for i := range corners {
 			corners[i].X, corners[i].Y = corners[i].X/d.width, corners[i].Y/d.height
@@ -40,6 +44,8 @@ func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, uint8, error) {
 	return payload, uint8(wire.KindPolygons), nil
 }
 
+// suppressedRotated reports whether a better box of the same class is alike. That one may be suppressed itself (Fast
+// NMS; Bolya et al., YOLACT, 2019).
 func (d *yolo) suppressedRotated(r *rotated) bool {
 	for i := range d.rotated {
 		if k := &d.rotated[i]; k.class == r.class && similarity(k, r) > float64(d.overlap) {

@@ -22,7 +22,7 @@ type yolo struct {
 	score   []float32    // scratch: the best score of each row
 	class   []uint16     // scratch: its class
 	points  []wire.Point // scratch
-	rotated []rotated    // scratch: of each of kept
+	rotated []rotated    // scratch: of each of found
 }
 
 // grid is a part of the rows of YOLOX: a row per cell.

@@ -1,0 +1,57 @@
+package decode
+
+import (
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// pose finds the key points of the one thing in a picture. Its box is the whole picture, its score the mean of its
+// points'.
+type pose struct {
+	models.Pose
+	declared []declared
+	points   []wire.Point // scratch
+	box      [1]wire.Box  // scratch
+}
+
+func newPose(f *models.Pose, card *models.Card) *pose {
+	return &pose{Pose: *f, declared: declaredOutputs(card), points: make([]wire.Point, f.Points)}
+}
+
+func (d *pose) MaxBytes() int { return d.ResultBytes() }
+
+func (d *pose) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
+	if err := checkSizes(d.declared, outputs); err != nil {
+		return dst, 0, err
+	}
+	for i, o := range outputs {
+		if !finite(o) {
+			return dst, 0, d.declared[i].notFinite
+		}
+	}
+	sum := float32(0)
+	for i := range d.points {
+		d.points[i] = d.point(i, outputs)
+		sum += d.points[i].Score / float32(len(d.points))
+	}
+	d.box[0] = wire.Box{Score: sum, X1: 1, Y1: 1}
+	return wire.AppendPoints(dst, d.box[:], d.points, len(d.points)), uint8(wire.KindPoints), nil
+}
+
+// point returns the place of the largest value of both distributions. Its score is the mean of the two.
+func (d *pose) point(i int, outputs [][]byte) wire.Point {
+	x, topX := largest(outputs[d.XOutput][4*i*d.Columns:][:4*d.Columns])
+	y, topY := largest(outputs[d.YOutput][4*i*d.Lines:][:4*d.Lines])
+	return wire.Point{X: float32(x) / float32(d.Columns), Y: float32(y) / float32(d.Lines), Score: (topX + topY) / 2}
+}
+
+// largest returns the index of the largest element, the first of equal ones.
+func largest(elements []byte) (at int, top float32) {
+	top = element(elements, 0)
+	for i := range len(elements) / 4 {
+		if v := element(elements, i); v > top {
+			at, top = i, v
+		}
+	}
+	return at, top
+}

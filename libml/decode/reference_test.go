@@ -1,0 +1,270 @@
+package decode
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// referenceCase is what testdata/reference.py writes: outputs for one picture, and what the code of somebody else finds
+// in them.
+type referenceCase struct {
+	Card    json.RawMessage
+	Outputs []string
+	Want    struct {
+		Boxes, Polygons []referenceBox
+		Classes         [][2]float64
+		Values, Cells   []float64
+		Points          [][3]float64
+		Text            *string
+		Score           float64
+		Tolerance       float64
+	}
+}
+
+type referenceBox struct {
+	Class   int
+	Score   float64
+	Box     [4]float64
+	Points  [][3]float64
+	Mask    []string
+	Corners [][2]float64
+}
+
+func readReference(t *testing.T, path string) (referenceCase, *models.Card, [][]byte) {
+	t.Helper()
+	var c referenceCase
+	text, err := os.ReadFile(path)
+	must.OK(t, err)
+	must.OK(t, json.Unmarshal(text, &c))
+	file := filepath.Join(t.TempDir(), "card.yaml")
+	must.OK(t, os.WriteFile(file, c.Card, 0o600))
+	card, err := models.ReadCard(file)
+	must.OK(t, err)
+	var outputs [][]byte
+	for _, o := range c.Outputs {
+		data, err := base64.StdEncoding.DecodeString(o)
+		must.OK(t, err)
+		outputs = append(outputs, data)
+	}
+	return c, card, outputs
+}
+
+// TestReference compares with the answers in testdata.
+func TestReference(t *testing.T) { compareReferences(t, "testdata") }
+
+// TestNewReference has reference.py run the code of the other packages, and compares with its answers.
+func TestNewReference(t *testing.T) {
+	python := os.Getenv("PENSTOCK_REFERENCE_PYTHON")
+	if python == "" {
+		t.Skip("set PENSTOCK_REFERENCE_PYTHON to a Python with testdata/requirements.txt, and YOLOX_SOURCE to its source")
+	}
+	dir := t.TempDir()
+	out, err := exec.Command(python, "testdata/reference.py", dir).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	compareReferences(t, dir)
+}
+
+func compareReferences(t *testing.T, dir string) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	must.OK(t, err)
+	if len(files) == 0 {
+		t.Fatal("no references")
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
+			c, card, outputs := readReference(t, file)
+			d := newDecoder(t, card)
+			payload, kind, err := d.Append(nil, outputs)
+			must.OK(t, err)
+			if len(payload) > d.MaxBytes() || d.MaxBytes() != card.ResultBytes() {
+				t.Errorf("%d bytes, at most %d; the card says %d", len(payload), d.MaxBytes(), card.ResultBytes())
+			}
+			if err := wire.Check(wire.Kind(kind), payload); err != nil {
+				t.Fatal(err)
+			}
+			c.compare(t, wire.Kind(kind), payload)
+			if n := testing.AllocsPerRun(5, func() { payload, _, _ = d.Append(payload[:0], outputs) }); n != 0 {
+				t.Errorf("%v allocations per image", n)
+			}
+		})
+	}
+}
+
+// compare compares an answer with the reference's.
+func (c *referenceCase) compare(t *testing.T, kind wire.Kind, payload []byte) {
+	t.Helper()
+	w := &c.Want
+	var boxes []wire.Box
+	var err error
+	switch kind {
+	case wire.KindTopK:
+		classes, err := wire.DecodeTopK(nil, payload)
+		must.OK(t, err)
+		equal(t, "classes", len(classes), len(w.Classes))
+		for i, got := range classes {
+			if int(w.Classes[i][0]) != int(got.Class) || !about(got.P, w.Classes[i][1]) {
+				t.Errorf("class %d is %v, want %v", i, got, w.Classes[i])
+			}
+		}
+	case wire.KindEmbedding:
+		values, err := wire.DecodeRaw(nil, payload)
+		must.OK(t, err)
+		equal(t, "values", len(values), len(w.Values))
+		for i, v := range values {
+			if !about(v, w.Values[i]) {
+				t.Errorf("value %d is %v, want %v", i, v, w.Values[i])
+			}
+		}
+	case wire.KindText:
+		text, score, err := wire.DecodeText(payload)
+		must.OK(t, err)
+		if w.Text == nil || text != *w.Text || !about(score, w.Score) {
+			t.Errorf("read %q with %v, want %q with %v", text, score, *w.Text, w.Score)
+		}
+	case wire.KindMap:
+		m, err := wire.DecodeMap(payload)
+		must.OK(t, err)
+		equal(t, "cells", len(m.Classes), len(w.Cells))
+		for i, class := range m.Classes {
+			if int(class) != int(w.Cells[i]) {
+				t.Fatalf("cell %d is %d, want %v", i, class, w.Cells[i])
+			}
+		}
+	case wire.KindPolygons:
+		polygons, err := wire.DecodePolygons(payload)
+		must.OK(t, err)
+		c.comparePolygons(t, polygons)
+	case wire.KindBoxes:
+		boxes, err = wire.DecodeBoxes(nil, payload)
+		must.OK(t, err)
+		c.compareBoxes(t, boxes)
+	case wire.KindPoints:
+		boxes, points, n, err := wire.DecodePoints(payload)
+		must.OK(t, err)
+		if w.Points != nil { // of the whole picture
+			comparePoints(t, points, w.Points)
+			return
+		}
+		for i, at := range c.compareBoxes(t, boxes) {
+			comparePoints(t, points[i*n:][:n], w.Boxes[at].Points)
+		}
+	case wire.KindMasks:
+		boxes, masks, rows, columns, err := wire.DecodeMasks(payload)
+		must.OK(t, err)
+		for i, at := range c.compareBoxes(t, boxes) {
+			compareMask(t, &masks[i], rows, columns, w.Boxes[at].Mask)
+		}
+	default:
+		t.Fatalf("kind %v", kind)
+	}
+}
+
+func equal(t *testing.T, what string, got, want int) {
+	t.Helper()
+	if got != want {
+		t.Fatalf("%d %s, want %d", got, what, want)
+	}
+}
+
+// about allows for other orders of sums.
+func about(got float32, want float64) bool {
+	return math.Abs(float64(got)-want) <= 2e-4*max(1, math.Abs(want))
+}
+
+// compareBoxes returns the index of the reference's box for each box. Equal scores may be in any order.
+func (c *referenceCase) compareBoxes(t *testing.T, boxes []wire.Box) (partners []int) {
+	t.Helper()
+	equal(t, "boxes", len(boxes), len(c.Want.Boxes))
+	taken := make([]bool, len(boxes))
+	for i, b := range boxes {
+		at := -1
+		for j, w := range c.Want.Boxes {
+			if !taken[j] && at < 0 && int(b.Class) == w.Class && about(b.Score, w.Score) &&
+				about(b.X0, w.Box[0]) && about(b.Y0, w.Box[1]) && about(b.X1, w.Box[2]) && about(b.Y1, w.Box[3]) {
+				at, taken[j] = j, true
+			}
+		}
+		if at < 0 {
+			t.Fatalf("box %d is %+v, want one of %+v", i, b, c.Want.Boxes)
+		}
+		partners = append(partners, at)
+	}
+	return partners
+}
+
+func comparePoints(t *testing.T, got []wire.Point, want [][3]float64) {
+	t.Helper()
+	equal(t, "points", len(got), len(want))
+	for i, p := range got {
+		if w := want[i]; !about(p.X, w[0]) || !about(p.Y, w[1]) || !about(p.Score, w[2]) {
+			t.Errorf("point %d is %v, want %v", i, p, w)
+		}
+	}
+}
+
+func compareMask(t *testing.T, m *wire.Mask, rows, columns int, want []string) {
+	t.Helper()
+	got := make([]string, rows)
+	for y := range got {
+		line := []byte(strings.Repeat(".", columns))
+		for x := range line {
+			inX, inY := x-int(m.X), y-int(m.Y)
+			if i := inY*int(m.Columns) + inX; inX >= 0 && inY >= 0 && inX < int(m.Columns) && inY < int(m.Rows) && m.Bits[i/8]>>(i%8)&1 == 1 {
+				line[x] = '#'
+			}
+		}
+		got[y] = string(line)
+	}
+	if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
+		t.Errorf("mask\n%s\nwant\n%s", g, w)
+	}
+}
+
+// comparePolygons finds a polygon of the reference for each. Corners may begin with any of them and go around in either
+// direction.
+func (c *referenceCase) comparePolygons(t *testing.T, polygons []wire.Polygon) {
+	t.Helper()
+	tolerance := max(2e-4, c.Want.Tolerance)
+	equal(t, "polygons", len(polygons), len(c.Want.Polygons))
+	taken := make([]bool, len(polygons))
+	for i, p := range polygons {
+		found := false
+		for j, w := range c.Want.Polygons {
+			if !taken[j] && !found && int(p.Class) == w.Class && math.Abs(float64(p.Score)-w.Score) < max(2e-4, 2*c.Want.Tolerance) && sameCorners(p.Points, w.Corners, tolerance) {
+				found, taken[j] = true, true
+			}
+		}
+		if !found {
+			t.Errorf("polygon %d is %+v, want one of %+v", i, p, c.Want.Polygons)
+		}
+	}
+}
+
+func sameCorners(got []wire.Point, want [][2]float64, tolerance float64) bool {
+	n := len(want)
+	for _, step := range []int{1, n - 1} {
+		for first := range n {
+			same := len(got) == n
+			for i := range got {
+				w := want[(first+i*step)%n]
+				same = same && math.Abs(float64(got[i].X)-w[0]) <= tolerance*max(1, math.Abs(w[0])) && math.Abs(float64(got[i].Y)-w[1]) <= tolerance*max(1, math.Abs(w[1]))
+			}
+			if same {
+				return true
+			}
+		}
+	}
+	return false
+}
