@@ -44,7 +44,7 @@ func (d *objects) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 			continue
 		}
 		class := element(labels, row) - float32(d.FirstClass)
-		if !finite(scores[4*row:][:4]) || (class)*0 != 0 {
+		if !finite(scores[4*row:][:4]) || !finite(labels[4*row:][:4]) {
 			return dst, 0, d.declared[d.ScoresOutput].notFinite
 		}
 		if class >= 0 && class < maxClasses {

@@ -217,7 +217,7 @@ func (d *polygons) mean(output []byte, corners [4]wire.Point) float32 {
 		c.X, c.Y = float32(math.Trunc(float64(c.X))), float32(math.Trunc(float64(c.Y)))
 		x0, y0, x1, y1 = min(x0, int(c.X)), min(y0, int(c.Y)), max(x1, int(c.X)), max(y1, int(c.Y))
 	}
-	sum, n := float32(0), 0
+	sum, n := 0.0, 0
 	for y := max(0, y0); y <= min(d.Rows-1, y1); y++ {
 		for x := max(0, x0); x <= min(d.Columns-1, x1); x++ {
 			inside, p := true, wire.Point{X: float32(x), Y: float32(y)}
@@ -226,12 +226,12 @@ func (d *polygons) mean(output []byte, corners [4]wire.Point) float32 {
 				inside = inside && turn(a, b, p) >= -max(abs(b.X-a.X), abs(b.Y-a.Y))/2
 			}
 			if inside {
-				sum += element(output, y*d.Columns+x)
+				sum += float64(element(output, y*d.Columns+x))
 				n++
 			}
 		}
 	}
-	return sum / float32(max(1, n))
+	return float32(sum / float64(max(1, n)))
 }
 
 func abs(v float32) float32 { return max(v, -v) }

@@ -42,7 +42,7 @@ func (d *pose) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 func (d *pose) point(i int, outputs [][]byte) wire.Point {
 	x, topX := largest(outputs[d.XOutput][4*i*d.Columns:][:4*d.Columns])
 	y, topY := largest(outputs[d.YOutput][4*i*d.Lines:][:4*d.Lines])
-	return wire.Point{X: float32(x) / float32(d.Columns), Y: float32(y) / float32(d.Lines), Score: (topX + topY) / 2}
+	return wire.Point{X: float32(x) / float32(d.Columns), Y: float32(y) / float32(d.Lines), Score: topX/2 + topY/2}
 }
 
 // largest returns the index of the largest element, the first of equal ones.

@@ -3,6 +3,7 @@ package decode
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"os/exec"
@@ -40,7 +41,7 @@ type referenceBox struct {
 	Corners [][2]float64
 }
 
-func readReference(t *testing.T, path string) (referenceCase, *models.Card, [][]byte) {
+func readReference(t testing.TB, path string) (referenceCase, *models.Card, [][]byte) {
 	t.Helper()
 	var c referenceCase
 	text, err := os.ReadFile(path)
@@ -267,4 +268,90 @@ func sameCorners(got []wire.Point, want [][2]float64, tolerance float64) bool {
 		}
 	}
 	return false
+}
+
+// FuzzFamilies decodes arbitrary bytes with the cards of the references. It expects an error, or a valid payload of finite
+// numbers within its bounds.
+func FuzzFamilies(f *testing.F) {
+	f.Add([]byte{0})
+	f.Add(tensor(0.9, 0.1, 0.7, 12, 30))
+	f.Add(tensor(nan, 1, infinity, -infinity, 0.5, math.MaxFloat32, -math.MaxFloat32))
+	f.Add(tensor(math.MaxFloat32, 1e30, -1e30, 1e-40, 3))
+	f.Add(tensor(1, 1, 1, 1, 1, 1, 1))
+	files, err := filepath.Glob("testdata/*.json")
+	must.OK(f, err)
+	var cards []*models.Card
+	var decoders []Decoder
+	for _, file := range files {
+		_, card, _ := readReference(f, file)
+		cards, decoders = append(cards, card), append(decoders, newDecoder(f, card))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) == 0 {
+			return
+		}
+		for n, d := range decoders {
+			outputs := empty(cards[n])
+			next := 0
+			for _, o := range outputs {
+				for i := range o {
+					o[i] = data[next%len(data)]
+					next++
+				}
+			}
+			payload, kind, err := d.Append([]byte("before"), outputs)
+			if err != nil {
+				if !errors.Is(err, errNotANumber) || string(payload) != "before" {
+					t.Fatalf("%s: %q, %v", files[n], payload, err)
+				}
+				continue
+			}
+			payload = payload[len("before"):]
+			if err := wire.Check(wire.Kind(kind), payload); err != nil || len(payload) > d.MaxBytes() {
+				t.Fatalf("%s: %d bytes of at most %d, %v", files[n], len(payload), d.MaxBytes(), err)
+			}
+			for _, v := range numbers(t, wire.Kind(kind), payload) {
+				if v*0 != 0 {
+					t.Fatalf("%s: %v in the answer", files[n], v)
+				}
+			}
+		}
+	})
+}
+
+// numbers returns the numbers of an answer.
+func numbers(t *testing.T, kind wire.Kind, payload []byte) (all []float32) {
+	var boxes []wire.Box
+	var points []wire.Point
+	var err error
+	switch kind {
+	case wire.KindBoxes:
+		boxes, err = wire.DecodeBoxes(nil, payload)
+	case wire.KindPoints:
+		boxes, points, _, err = wire.DecodePoints(payload)
+	case wire.KindMasks:
+		boxes, _, _, _, err = wire.DecodeMasks(payload)
+	case wire.KindEmbedding:
+		all, err = wire.DecodeRaw(nil, payload)
+	case wire.KindPolygons:
+		var polygons []wire.Polygon
+		polygons, err = wire.DecodePolygons(payload)
+		for _, p := range polygons {
+			all, points = append(all, p.Score), append(points, p.Points...)
+		}
+	case wire.KindTopK:
+		var classes []wire.Class
+		classes, err = wire.DecodeTopK(nil, payload)
+		for _, c := range classes {
+			all = append(all, c.P)
+		}
+	}
+	must.OK(t, err)
+	for _, b := range boxes {
+		all = append(all, b.Score, b.X0, b.Y0, b.X1, b.Y1)
+	}
+	for _, p := range points {
+		all = append(all, p.X, p.Y, p.Score)
+	}
+	return all
 }

@@ -24,8 +24,12 @@ func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, uint8, error) {
 		}
 		v := func(column int) float64 { return float64(d.value(output, c.row, column)) }
 		r := rotated{v(0), v(1), v(2), v(3), v(d.extra()), c.class}
-		if (r.x+r.y+r.width+r.height+r.angle)*0 != 0 {
-			return dst, 0, d.declared[d.Output].notFinite
+		corners := r.corners()
+		for i := range corners {
+			p := &corners[i]
+			if p.X, p.Y = p.X/d.width, p.Y/d.height; (p.X+p.Y)*0 != 0 { // NaN, also of an infinity
+				return dst, 0, d.declared[d.Output].notFinite
+			}
 		}
 		if r.width <= 0 || r.height <= 0 {
 			continue
@@ -35,10 +39,6 @@ func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, uint8, error) {
 			continue
 		}
 		kept++
-		corners := r.corners()
-		for i := range corners {
-			corners[i].X, corners[i].Y = corners[i].X/d.width, corners[i].Y/d.height
-		}
 		payload = wire.AppendPolygon(payload, c.class, c.score, corners[:])
 	}
 	return payload, uint8(wire.KindPolygons), nil
