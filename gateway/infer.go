@@ -268,7 +268,7 @@ func (s *server) answer(w http.ResponseWriter, f *functions.Function, q *openinf
 	slowest := 0
 	for i := range answers {
 		a := &answers[i]
-		content[i] = openinference.Answer{Kind: a.Kind, Boxes: a.Boxes, Classes: a.Classes, Values: a.Values}
+		content[i] = openinference.Answer{Kind: a.Kind, Content: a.Content}
 		if a.Latency > answers[slowest].Latency {
 			slowest = i
 		}
@@ -369,16 +369,36 @@ func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions
 		return
 	}
 	s.wall.show(f.Name, file, a.Latency, found)
-	if a.Kind == wire.KindBoxes {
-		a.Boxes = a.Boxes[:0]
-		for _, d := range found {
-			a.Boxes = append(a.Boxes, wire.Box{
-				Class: d.Class, Score: d.Score,
-				X0: float32(d.Box.Min.X), Y0: float32(d.Box.Min.Y), X1: float32(d.Box.Max.X), Y1: float32(d.Box.Max.Y),
-			})
-		}
+	if f.Card.FindsBoxes() {
+		a.Content = inPhoto(&a.Content, found)
 	}
 	s.answer(w, f, &openinference.Request{}, []functions.Answer{a})
+}
+
+// inPhoto returns what was found in a photo, in its pixels. Masks stay in the grid that covers the model's input.
+func inPhoto(c *wire.Content, found []functions.Detection) wire.Content {
+	in := wire.Content{PerBox: c.PerBox, Rows: c.Rows, Columns: c.Columns}
+	for _, d := range found {
+		if len(c.Polygons) > 0 {
+			p := wire.Polygon{Class: d.Class, Score: d.Score}
+			for _, at := range d.Outline {
+				p.Points = append(p.Points, wire.Point{X: float32(at.X), Y: float32(at.Y)})
+			}
+			in.Polygons = append(in.Polygons, p)
+			continue
+		}
+		in.Boxes = append(in.Boxes, wire.Box{
+			Class: d.Class, Score: d.Score,
+			X0: float32(d.Box.Min.X), Y0: float32(d.Box.Min.Y), X1: float32(d.Box.Max.X), Y1: float32(d.Box.Max.Y),
+		})
+		for k, at := range d.Points {
+			in.Points = append(in.Points, wire.Point{X: float32(at.X), Y: float32(at.Y), Score: c.Points[d.Index*c.PerBox+k].Score})
+		}
+		if len(c.Masks) > 0 {
+			in.Masks = append(in.Masks, c.Masks[d.Index])
+		}
+	}
+	return in
 }
 
 // detect answers in the form of DeepStack, which Frigate and Home Assistant use: a form with
@@ -409,7 +429,7 @@ func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]predicti
 	if err != nil {
 		return nil, err
 	}
-	if f.Card.Decoder.Name != "boxes" {
+	if !f.Card.FindsBoxes() {
 		return nil, badRequest(fmt.Errorf("function %s finds no boxes: its decoder is %q", f.Name, f.Card.Decoder.Name))
 	}
 	image, minimum, err := s.form(w, r)
@@ -482,7 +502,7 @@ func (s *server) detector(name string) (*functions.Function, error) {
 	}
 	var best *functions.Function
 	for _, f := range s.functions.All() {
-		finds := f.Card.Decoder.Name == "boxes" && f.TakesPhotos()
+		finds := f.Card.FindsBoxes() && f.TakesPhotos()
 		if finds && (best == nil || len(f.Card.Labels) > len(best.Card.Labels)) {
 			best = f
 		}

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"slices"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -55,7 +55,7 @@ func TestPictures(t *testing.T) {
 	if len(list) != 1 || list[0].Function != "finder" || list[0].Client != "192.0.2.7:5000" || list[0].LatencyMS != 3 || list[0].AgeMS < 5000 {
 		t.Fatalf("the wall has %+v", list)
 	}
-	if want := []box{{"dog", 0.75, 1, 1, 3, 3}}; !slices.Equal(list[0].Boxes, want) {
+	if want := []box{{Label: "dog", Score: 0.75, X0: 1, Y0: 1, X1: 3, Y1: 3}}; !reflect.DeepEqual(list[0].Boxes, want) {
 		t.Errorf("boxes %+v, want %+v", list[0].Boxes, want)
 	}
 	response := httptest.NewRecorder()

@@ -43,8 +43,8 @@ func (f *frames) observe(r stream.Result) {
 	list := []box{}
 	for _, item := range r.Items {
 		if len(item.Box) == 4 {
-			at := func(i int) int { return int(float64(item.Box[i]) * factor) }
-			list = append(list, box{item.Label, item.Score, at(0), at(1), at(2), at(3)})
+			at := image.Rect(item.Box[0], item.Box[1], item.Box[2], item.Box[3])
+			list = append(list, boxOf(item.Label, item.Score, at, &item.Shape, factor))
 		}
 	}
 	f.wall.put(r.Function, file.Bytes(), r.Age, list)

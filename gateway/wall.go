@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"image"
 	"net/http"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/models/picture"
 )
 
 // wall keeps the newest picture of each function that came through the gateway.
@@ -46,6 +48,10 @@ type box struct {
 	Y0    int     `json:"y0"`
 	X1    int     `json:"x1"`
 	Y1    int     `json:"y1"`
+	// Points and Corners have x and y of each, Mask the corners of rectangles.
+	Points  [][2]int `json:"points,omitempty"`
+	Corners [][2]int `json:"corners,omitempty"`
+	Mask    [][4]int `json:"mask,omitempty"`
 }
 
 // The wall keeps pictures up to maxWallBytes, maxWallSum in all, and shows them for wallAge.
@@ -104,9 +110,28 @@ func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisec
 func boxes(found []functions.Detection) []box {
 	list := make([]box, 0, len(found))
 	for _, d := range found {
-		list = append(list, box{d.Label, d.Score, d.Box.Min.X, d.Box.Min.Y, d.Box.Max.X, d.Box.Max.Y})
+		list = append(list, boxOf(d.Label, d.Score, d.Box, &d.Shape, 1))
 	}
 	return list
+}
+
+// boxOf returns something that was found, in the pixels of a picture that was scaled by a factor.
+func boxOf(label string, score float32, at image.Rectangle, s *picture.Shape, factor float64) box {
+	scale := func(n int) int { return int(float64(n) * factor) }
+	pairs := func(points []image.Point) (list [][2]int) {
+		for _, p := range points {
+			list = append(list, [2]int{scale(p.X), scale(p.Y)})
+		}
+		return list
+	}
+	b := box{
+		Label: label, Score: score, X0: scale(at.Min.X), Y0: scale(at.Min.Y), X1: scale(at.Max.X), Y1: scale(at.Max.Y),
+		Points: pairs(s.Points), Corners: pairs(s.Outline),
+	}
+	for _, r := range s.Mask {
+		b.Mask = append(b.Mask, [4]int{scale(r.Min.X), scale(r.Min.Y), scale(r.Max.X), scale(r.Max.Y)})
+	}
+	return b
 }
 
 // list returns what the wall shows, and forgets old pictures.

@@ -1,6 +1,7 @@
 package loadgen
 
 import (
+	"cmp"
 	"fmt"
 	"image"
 	"image/color"
@@ -41,7 +42,8 @@ type Thing struct {
 	Label    string
 	Score    float64
 	// Box is in the photo's pixels. It is empty for a class of the whole photo.
-	Box    image.Rectangle
+	Box image.Rectangle
+	picture.Shape
 	Colour color.RGBA
 }
 
@@ -60,7 +62,7 @@ func Inspect(views []View) ([]Seen, error) {
 				places[photo.Name] = at
 				all = append(all, Seen{Photo: photo})
 			}
-			if a.Payload == nil || a.Kind == wire.KindRaw {
+			if a.Payload == nil || a.Kind == wire.KindRaw || a.Kind == wire.KindEmbedding || a.Kind == wire.KindMap {
 				continue // values name nothing that can be shown
 			}
 			things, err := view.things(a, frame, colour)
@@ -75,37 +77,21 @@ func Inspect(views []View) ([]Seen, error) {
 }
 
 func (v *View) things(a answer.Answer, frame picture.Frame, colour color.RGBA) ([]Thing, error) {
-	var things []Thing
-	switch a.Kind {
-	case wire.KindTopK:
-		classes, err := wire.DecodeTopK(nil, a.Payload)
-		if err != nil {
-			return nil, err
-		}
-		if len(classes) > 0 {
-			things = append(things, Thing{Function: v.Function, Label: v.label(classes[0].Class), Score: float64(classes[0].P), Colour: colour})
-		}
-	case wire.KindBoxes:
-		boxes, err := wire.DecodeBoxes(nil, a.Payload)
-		if err != nil {
-			return nil, err
-		}
-		for _, b := range boxes {
-			place := frame.Locate(float64(b.X0), float64(b.Y0), float64(b.X1), float64(b.Y1))
-			if !place.Empty() {
-				things = append(things, Thing{Function: v.Function, Label: v.label(b.Class), Score: float64(b.Score), Box: place, Colour: colour})
-			}
-		}
-		slices.SortStableFunc(things, func(a, b Thing) int {
-			switch {
-			case a.Score > b.Score:
-				return -1
-			case a.Score < b.Score:
-				return 1
-			}
-			return 0
-		})
+	var c wire.Content
+	if err := c.Decode(a.Kind, a.Payload); err != nil {
+		return nil, err
 	}
+	var things []Thing
+	if len(c.Classes) > 0 {
+		things = append(things, Thing{Function: v.Function, Label: v.label(c.Classes[0].Class), Score: float64(c.Classes[0].P), Colour: colour})
+	}
+	if a.Kind == wire.KindText {
+		things = append(things, Thing{Function: v.Function, Label: c.Text, Score: float64(c.TextScore), Colour: colour})
+	}
+	for _, f := range frame.Find(&c) {
+		things = append(things, Thing{Function: v.Function, Label: v.label(f.Class), Score: float64(f.Score), Box: f.Box, Shape: f.Shape, Colour: colour})
+	}
+	slices.SortStableFunc(things, func(a, b Thing) int { return cmp.Compare(b.Score, a.Score) })
 	return things, nil
 }
 
@@ -135,7 +121,7 @@ func (s Seen) String() string {
 func (s Seen) Draw() image.Image {
 	marks := make([]picture.Mark, len(s.Things))
 	for i, thing := range s.Things {
-		marks[i] = picture.Mark{Box: thing.Box, Text: fmt.Sprintf("%s %.2f", thing.Label, thing.Score), Colour: thing.Colour}
+		marks[i] = picture.Mark{Box: thing.Box, Text: fmt.Sprintf("%s %.2f", thing.Label, thing.Score), Colour: thing.Colour, Shape: thing.Shape}
 	}
 	return picture.Draw(s.Photo.Image, marks)
 }

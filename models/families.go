@@ -22,6 +22,44 @@ type Family interface {
 	ResultBytes() int
 }
 
+// Kind returns the kind of the answers.
+func (c *Card) Kind() wire.Kind {
+	switch c.Decoder.Name {
+	case "topk", "classes":
+		return wire.KindTopK
+	case "boxes", "objects", "detr":
+		return wire.KindBoxes
+	case "embedding":
+		return wire.KindEmbedding
+	case "text":
+		return wire.KindText
+	case "polygons":
+		return wire.KindPolygons
+	case "map":
+		return wire.KindMap
+	case "pose":
+		return wire.KindPoints
+	case "yolo":
+		keys := c.Decoder.Params
+		switch {
+		case keys["rotated"] == true:
+			return wire.KindPolygons
+		case keys["masks"] != nil:
+			return wire.KindMasks
+		case keys["keypoints"] != nil:
+			return wire.KindPoints
+		}
+		return wire.KindBoxes
+	}
+	return wire.KindRaw
+}
+
+// FindsBoxes reports whether answers have boxes or outlines of what is in a picture.
+func (c *Card) FindsBoxes() bool {
+	k := c.Kind()
+	return k == wire.KindBoxes || k == wire.KindPoints || k == wire.KindMasks || k == wire.KindPolygons
+}
+
 // families makes a family by its name.
 var families = map[string]func() Family{
 	"yolo":      func() Family { return new(YOLO) },
@@ -370,7 +408,7 @@ type Objects struct {
 
 	// Indexes of outputs; CountOutput is -1 if there is none.
 	BoxesOutput, ScoresOutput, LabelsOutput, CountOutput int
-	Rows                                                int
+	Rows                                                 int
 }
 
 func (f *Objects) resolve(c *Card) (err error) {

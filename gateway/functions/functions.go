@@ -261,14 +261,10 @@ func (s *Set) Ready(name string) error {
 	return nil
 }
 
-// Answer is the answer to one picture. Boxes, Classes or Values is set, by Result.Kind.
+// Answer is the answer to one picture. Result.Kind says what its Content is.
 type Answer struct {
 	client.Result
-	// Boxes are sorted by falling score, Classes by falling probability. Values are the
-	// model's outputs, one after the other, in the card's order.
-	Boxes   []wire.Box
-	Classes []wire.Class
-	Values  []float32
+	wire.Content
 	// Latency is from the send of the first packet to the receipt of the last.
 	Latency time.Duration
 }
@@ -285,23 +281,10 @@ func (f *Function) Infer(ctx context.Context, picture []byte, deadline time.Dura
 		return a, err
 	}
 	a.Result, a.Latency = r, r.Received.Sub(r.Sent)
-	if err := a.decode(r.Kind, r.Payload); err != nil {
+	if err := a.Decode(r.Kind, r.Payload); err != nil {
 		return a, fmt.Errorf("decode answer of %s: %w", f.Name, err)
 	}
 	return a, nil
-}
-
-// decode sets Boxes, Classes or Values.
-func (a *Answer) decode(kind wire.Kind, payload []byte) (err error) {
-	switch kind {
-	case wire.KindBoxes:
-		a.Boxes, err = wire.DecodeBoxes(nil, payload)
-	case wire.KindTopK:
-		a.Classes, err = wire.DecodeTopK(nil, payload)
-	case wire.KindRaw:
-		a.Values, err = wire.DecodeRaw(nil, payload)
-	}
-	return err
 }
 
 // Label is the name of a class; empty if the model has none.

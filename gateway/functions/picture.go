@@ -19,12 +19,9 @@ var ErrNoPicture = errors.New("function takes no pictures")
 
 // Detection is a box around something in a photo.
 type Detection struct {
-	// Label is the name of the class, or empty; Class is its number.
+	// Label is the name of the class, or empty.
 	Label string
-	Class uint16
-	Score float32
-	// Box is in the photo's pixels.
-	Box image.Rectangle
+	picture.Found
 }
 
 // InferPhoto resizes a photo for the function, letterboxed, and waits for the answer. Its Boxes
@@ -62,13 +59,10 @@ func (f *Function) InInput(a *Answer) []Detection {
 	return f.locate(a, picture.Whole(size(&f.Card.Input)))
 }
 
-// locate maps an answer's boxes to the pixels of a photo.
+// locate maps what an answer has found to the pixels of a photo.
 func (f *Function) locate(a *Answer, frame picture.Frame) (found []Detection) {
-	for _, b := range a.Boxes {
-		box := frame.Locate(float64(b.X0), float64(b.Y0), float64(b.X1), float64(b.Y1))
-		if !box.Empty() {
-			found = append(found, Detection{Label: f.Label(b.Class), Class: b.Class, Score: b.Score, Box: box})
-		}
+	for _, d := range frame.Find(&a.Content) {
+		found = append(found, Detection{f.Label(d.Class), d})
 	}
 	return found
 }
@@ -89,7 +83,7 @@ func (f *Function) Read(pixels []byte, kind wire.Kind, payload []byte) (photo im
 	if len(pixels) != in.WireBytes() {
 		return nil, a, nil, fmt.Errorf("picture of %s has %d bytes, want %d", f.Name, len(pixels), in.WireBytes())
 	}
-	if err := a.decode(kind, payload); err != nil {
+	if err := a.Decode(kind, payload); err != nil {
 		return nil, a, nil, fmt.Errorf("decode answer of %s: %w", f.Name, err)
 	}
 	return photoOf(in, pixels), a, f.locate(&a, picture.Whole(size(in))), nil
@@ -130,15 +124,32 @@ type Item struct {
 	// Box has the corners in the photo's pixels: left, top, right, bottom. Classes of the whole
 	// photo have none.
 	Box []int `json:"box,omitempty"`
+	// Points are key points, Corners those of an outline like a rotated box: x and y of each.
+	Points  [][2]int `json:"points,omitempty"`
+	Corners [][2]int `json:"corners,omitempty"`
+	// Shape has the same for drawing, and the mask.
+	Shape picture.Shape `json:"-"`
 }
 
-// Items are the detections and the classes of an answer of InferPhoto.
+// pairs returns x and y of each point.
+func pairs(points []image.Point) (list [][2]int) {
+	for _, p := range points {
+		list = append(list, [2]int{p.X, p.Y})
+	}
+	return list
+}
+
+// Items are the detections and the classes of an answer of InferPhoto. Text that was read is a label.
 func (f *Function) Items(a Answer, found []Detection) (items []Item) {
 	for _, d := range found {
-		items = append(items, Item{d.Label, d.Class, d.Score, []int{d.Box.Min.X, d.Box.Min.Y, d.Box.Max.X, d.Box.Max.Y}})
+		box := []int{d.Box.Min.X, d.Box.Min.Y, d.Box.Max.X, d.Box.Max.Y}
+		items = append(items, Item{d.Label, d.Class, d.Score, box, pairs(d.Points), pairs(d.Outline), d.Shape})
 	}
 	for _, c := range a.Classes {
-		items = append(items, Item{f.Label(c.Class), c.Class, c.P, nil})
+		items = append(items, Item{Label: f.Label(c.Class), Class: c.Class, Score: c.P})
+	}
+	if a.Kind == wire.KindText {
+		items = append(items, Item{Label: a.Text, Score: a.TextScore})
 	}
 	return items
 }

@@ -11,12 +11,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Tensor is an output for a batch of pictures. Values are float32, int32 or string; there are as
+// Tensor is an output for a batch of pictures. Values are float32, int32, uint8 or string; there are as
 // many as the shape says, in row-major order.
 type Tensor struct {
 	Name   string
 	Shape  []int64
-	Values any // []float32, []int32 or []string
+	Values any // []float32, []int32, []uint8 or []string
 }
 
 // noClass fills the places of a picture that has fewer boxes than another of its batch.
@@ -24,45 +24,107 @@ const noClass = -1
 
 // Answer is what the answer to one picture contains, by its kind.
 type Answer struct {
-	Kind    wire.Kind
-	Boxes   []wire.Box
-	Classes []wire.Class
-	Values  []float32
+	Kind wire.Kind
+	wire.Content
 }
 
 // Outputs returns the output tensors of a batch of answers, all of one kind:
 //
-//	boxes    boxes [n, m, 4] (x0, y0, x1, y1), scores [n, m], classes [n, m], labels [n, m]
-//	topk     scores [n, k], classes [n, k], labels [n, k]
-//	raw      the model's outputs by their names, [n, shape...]
+//	boxes      boxes [n, m, 4] (x0, y0, x1, y1), scores [n, m], classes [n, m], labels [n, m]
+//	points     the same, and points [n, m, p, 3] (x, y, score)
+//	masks      the same, and masks [n, m, rows, columns] of 0 and 1
+//	polygons   corners [n, m, c, 2] (x, y), scores, classes and labels
+//	topk       scores [n, k], classes [n, k], labels [n, k]
+//	map        map [n, rows, columns]: classes, or numbers
+//	text       text [n], scores [n]
+//	embedding  embedding [n, values]
+//	raw        the model's outputs by their names, [n, shape...]
 //
 // m is the max number of boxes of a picture. The others are filled with class -1, score 0 and an
-// empty label. There are no labels if the card has none.
+// empty label. Polygons with fewer corners repeat the last one. There are no labels if the card has none.
 func Outputs(card *models.Card, answers []Answer) ([]Tensor, error) {
 	if len(answers) == 0 {
 		return nil, nil
 	}
-	kind := answers[0].Kind
+	first := &answers[0]
 	for i := range answers {
-		if answers[i].Kind != kind {
-			return nil, fmt.Errorf("answer %d is of kind %v, the first of kind %v: the model was replaced meanwhile", i, answers[i].Kind, kind)
+		a := &answers[i]
+		if a.Kind != first.Kind || a.Map.Rows != first.Map.Rows || a.Map.Columns != first.Map.Columns || a.Map.Element != first.Map.Element {
+			return nil, fmt.Errorf("answer %d is of kind %v, the first of kind %v: the model was replaced meanwhile", i, a.Kind, first.Kind)
 		}
 	}
-	if kind == wire.KindRaw {
+	n := int64(len(answers))
+	switch first.Kind {
+	case wire.KindRaw:
 		return rawOutputs(card, answers)
+	case wire.KindEmbedding:
+		var values []float32
+		for i := range answers {
+			values = append(values, answers[i].Values...)
+		}
+		return []Tensor{{"embedding", []int64{n, int64(len(values)) / n}, values}}, nil
+	case wire.KindMap:
+		return mapOutputs(answers), nil
+	case wire.KindText:
+		texts, scores := []string{}, []float32{}
+		for i := range answers {
+			texts, scores = append(texts, answers[i].Text), append(scores, answers[i].TextScore)
+		}
+		return []Tensor{{"text", []int64{n}, texts}, {"scores", []int64{n}, scores}}, nil
 	}
+	return foundOutputs(card, answers), nil
+}
 
-	n, most := int64(len(answers)), 0
+func mapOutputs(answers []Answer) []Tensor {
+	m := &answers[0].Map
+	t := Tensor{Name: "map", Shape: []int64{int64(len(answers)), int64(m.Rows), int64(m.Columns)}}
+	classes, values := []int32{}, []float32{}
 	for i := range answers {
-		most = max(most, len(answers[i].Boxes), len(answers[i].Classes))
+		for _, class := range answers[i].Map.Classes {
+			classes = append(classes, int32(class))
+		}
+		values = append(values, answers[i].Map.Values...)
+	}
+	if t.Values = values; m.Element == wire.MapClasses {
+		t.Values = classes
+	}
+	return []Tensor{t}
+}
+
+// foundOutputs are the outputs of answers with classes, boxes or polygons.
+func foundOutputs(card *models.Card, answers []Answer) []Tensor {
+	n, most, sides, perBox, rows, columns := len(answers), 0, 0, 0, 0, 0
+	for i := range answers {
+		a := &answers[i]
+		most = max(most, len(a.Boxes), len(a.Classes), len(a.Polygons))
+		perBox, rows, columns = max(perBox, a.PerBox), max(rows, a.Rows), max(columns, a.Columns)
+		for _, p := range a.Polygons {
+			sides = max(sides, len(p.Points))
+		}
 	}
 	corners, scores, classes := []float32{}, []float32{}, []int32{}
+	points, outlines, masks := make([]float32, n*most*perBox*3), make([]float32, n*most*sides*2), make([]uint8, n*most*rows*columns)
 	for i := range answers {
 		for j := range most {
 			box, score, class := wire.Box{}, float32(0), int32(noClass)
+			place := i*most + j
 			switch a := &answers[i]; {
 			case j < len(a.Boxes):
 				box, score, class = a.Boxes[j], a.Boxes[j].Score, int32(a.Boxes[j].Class)
+				for k := range a.PerBox {
+					p := a.Points[j*a.PerBox+k]
+					copy(points[(place*perBox+k)*3:], []float32{p.X, p.Y, p.Score})
+				}
+				if j < len(a.Masks) {
+					fillMask(masks[place*rows*columns:], &a.Masks[j], columns)
+				}
+			case j < len(a.Polygons):
+				p := &a.Polygons[j]
+				score, class = p.Score, int32(p.Class)
+				for k := 0; k < sides && len(p.Points) > 0; k++ {
+					c := p.Points[min(k, len(p.Points)-1)]
+					copy(outlines[(place*sides+k)*2:], []float32{c.X, c.Y})
+				}
 			case j < len(a.Classes):
 				score, class = a.Classes[j].P, int32(a.Classes[j].Class)
 			}
@@ -72,15 +134,34 @@ func Outputs(card *models.Card, answers []Answer) ([]Tensor, error) {
 		}
 	}
 
-	shape := []int64{n, int64(most)}
+	shape := []int64{int64(n), int64(most)}
+	of := func(sizes ...int64) []int64 { return append(shape[:2:2], sizes...) }
 	outputs := []Tensor{{"scores", shape, scores}, {"classes", shape, classes}}
-	if kind == wire.KindBoxes {
-		outputs = append([]Tensor{{"boxes", append(shape[:2:2], 4), corners}}, outputs...)
+	switch answers[0].Kind {
+	case wire.KindBoxes, wire.KindPoints, wire.KindMasks:
+		outputs = append([]Tensor{{"boxes", of(4), corners}}, outputs...)
+	case wire.KindPolygons:
+		outputs = append([]Tensor{{"corners", of(int64(sides), 2), outlines}}, outputs...)
+	}
+	switch answers[0].Kind {
+	case wire.KindPoints:
+		outputs = append(outputs, Tensor{"points", of(int64(perBox), 3), points})
+	case wire.KindMasks:
+		outputs = append(outputs, Tensor{"masks", of(int64(rows), int64(columns)), masks})
 	}
 	if len(card.Labels) > 0 {
 		outputs = append(outputs, Tensor{"labels", shape, labels(card, classes)})
 	}
-	return outputs, nil
+	return outputs
+}
+
+// fillMask sets the cells of a mask in a grid with this many columns.
+func fillMask(grid []uint8, m *wire.Mask, columns int) {
+	for i := range int(m.Columns) * int(m.Rows) {
+		if m.Bits[i/8]>>(i%8)&1 == 1 {
+			grid[(int(m.Y)+i/int(m.Columns))*columns+int(m.X)+i%int(m.Columns)] = 1
+		}
+	}
 }
 
 func labels(card *models.Card, classes []int32) []string {
@@ -188,6 +269,8 @@ func (t *Tensor) datatype() string {
 	switch t.Values.(type) {
 	case []int32:
 		return "INT32"
+	case []uint8:
+		return "UINT8"
 	case []string:
 		return "BYTES"
 	}
@@ -196,6 +279,13 @@ func (t *Tensor) datatype() string {
 
 // jsonValues returns the values for JSON, which has no NaN and no infinity: these become null.
 func (t *Tensor) jsonValues() any {
+	if bytes, ok := t.Values.([]uint8); ok { // encoding/json writes these as base64
+		numbers := make([]uint16, len(bytes))
+		for i, v := range bytes {
+			numbers[i] = uint16(v)
+		}
+		return numbers
+	}
 	values, ok := t.Values.([]float32)
 	if !ok {
 		return t.Values
@@ -223,6 +313,8 @@ func (t *Tensor) appendBinary(raw []byte) []byte {
 		for _, v := range values {
 			raw = binary.LittleEndian.AppendUint32(raw, uint32(v))
 		}
+	case []uint8:
+		raw = append(raw, values...)
 	case []string:
 		for _, v := range values {
 			raw = binary.LittleEndian.AppendUint32(raw, uint32(len(v)))
@@ -254,19 +346,41 @@ func Describe(name string, card *models.Card) Metadata {
 		Name: name, Versions: []string{fmt.Sprint(card.Version)}, Platform: "penstock_" + platform(card),
 		Inputs: []TensorMetadata{{InputName(&card.Input), datatypes[card.Input.WireType], append([]int64{-1}, pictureShape(&card.Input)...)}},
 	}
-	switch card.Decoder.Name {
-	case "raw":
+	add := func(name, datatype string, shape ...int64) {
+		m.Outputs = append(m.Outputs, TensorMetadata{name, datatype, append([]int64{-1}, shape...)})
+	}
+	kind := card.Kind()
+	switch kind {
+	case wire.KindRaw:
 		for _, o := range card.Outputs {
-			m.Outputs = append(m.Outputs, TensorMetadata{o.Name, "FP32", append([]int64{-1}, o.Shape...)})
+			add(o.Name, "FP32", o.Shape...)
 		}
 		return m
-	case "boxes":
-		m.Outputs = append(m.Outputs, TensorMetadata{"boxes", "FP32", []int64{-1, -1, 4}})
+	case wire.KindEmbedding:
+		add("embedding", "FP32", -1)
+		return m
+	case wire.KindMap:
+		add("map", map[bool]string{true: "INT32", false: "FP32"}[card.Decoder.Params["cells"] == "classes"], -1, -1)
+		return m
+	case wire.KindText:
+		add("text", "BYTES")
+		add("scores", "FP32")
+		return m
+	case wire.KindBoxes, wire.KindPoints, wire.KindMasks:
+		add("boxes", "FP32", -1, 4)
+	case wire.KindPolygons:
+		add("corners", "FP32", -1, -1, 2)
 	}
-	varies := []int64{-1, -1}
-	m.Outputs = append(m.Outputs, TensorMetadata{"scores", "FP32", varies}, TensorMetadata{"classes", "INT32", varies})
+	add("scores", "FP32", -1)
+	add("classes", "INT32", -1)
+	switch kind {
+	case wire.KindPoints:
+		add("points", "FP32", -1, -1, 3)
+	case wire.KindMasks:
+		add("masks", "UINT8", -1, -1, -1)
+	}
 	if len(card.Labels) > 0 {
-		m.Outputs = append(m.Outputs, TensorMetadata{"labels", "BYTES", varies})
+		add("labels", "BYTES", -1)
 	}
 	return m
 }

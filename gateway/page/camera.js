@@ -64,7 +64,11 @@ export class Camera {
       const answer = await reply(socket);
       if (run !== this.run) break;
       if (!answer) { this.text.textContent = socket.reason || "connection lost"; socket.close(); socket = null; await pause(200); continue; }
-      const boxes = answer.boxes.map((b) => ({ ...b, x0: (b.x0 - x) / across, y0: (b.y0 - y) / down, x1: (b.x1 - x) / across, y1: (b.y1 - y) / down }));
+      const place = (list) => list && list.map((v, i) => i % 2 ? (v - y) / down : (v - x) / across);
+      const boxes = answer.boxes.map((b) => {
+        const [x0, y0, x1, y1] = place([b.x0, b.y0, b.x1, b.y1]);
+        return { ...b, x0, y0, x1, y1, points: b.points?.map(place), corners: b.corners?.map(place), mask: b.mask?.map(place) };
+      });
       draw(this.canvas, frame, boxes);
       const age = performance.now() - began;
       const what = boxes.map((b) => `${b.label} ${(100 * b.score).toFixed(0)} %`).concat((answer.classes || []).slice(0, 1).map((c) => `${c.label} ${(100 * c.score).toFixed(0)} %`));
@@ -145,7 +149,7 @@ function grab(source) {
   return copy;
 }
 
-// draw shows a picture, enlarged by a factor, with its boxes.
+// draw shows a picture, enlarged by a factor, with its boxes, and their outlines, points and masks.
 export function draw(canvas, picture, boxes, factor = 1) {
   const width = picture.width * factor, height = picture.height * factor;
   canvas.width = width;
@@ -159,7 +163,15 @@ export function draw(canvas, picture, boxes, factor = 1) {
   for (const b of boxes) {
     const [x0, y0, x1, y1] = [b.x0, b.y0, b.x1, b.y1].map((v) => v * factor);
     ctx.strokeStyle = "#f0e442";
-    ctx.strokeRect(x0, y0, x1 - x0, y1 - y0);
+    ctx.fillStyle = "#f0e44260";
+    for (const [left, top, right, bottom] of b.mask || []) ctx.fillRect(left * factor, top * factor, (right - left) * factor, (bottom - top) * factor);
+    ctx.beginPath();
+    if (b.corners) for (const [x, y] of b.corners) ctx.lineTo(x * factor, y * factor);
+    else ctx.rect(x0, y0, x1 - x0, y1 - y0);
+    ctx.closePath();
+    ctx.stroke();
+    ctx.fillStyle = "#f0e442";
+    for (const [x, y] of b.points || []) ctx.fillRect(x * factor - 2, y * factor - 2, 5, 5);
     const text = `${b.label} ${(100 * b.score).toFixed(0)} %`, top = Math.max(0, y0 - line);
     ctx.fillStyle = "#000c";
     ctx.fillRect(x0, top, ctx.measureText(text).width + 6, line);

@@ -73,6 +73,7 @@ func (a *Annotator) Observe(r Result) {
 		}
 		marks = append(marks, picture.Mark{
 			Box: image.Rect(item.Box[0], item.Box[1], item.Box[2], item.Box[3]), Text: fmt.Sprintf("%s %.2f", name, item.Score), Colour: colour,
+			Shape: item.Shape,
 		})
 	}
 	a.marks[r.Function] = marks

@@ -32,31 +32,15 @@ func (a Answer) Top() int {
 	return int(first[0].Class)
 }
 
-// entries are the decoded entries of an answer, of its one kind. decode reuses
-// the slices.
-type entries struct {
-	classes []wire.Class
-	boxes   []wire.Box
-	values  []float32
-}
+// entries are the decoded entries of an answer.
+type entries struct{ wire.Content }
 
-func (e *entries) decode(a Answer) (err error) {
-	switch a.Kind {
-	case wire.KindNone:
-		if len(a.Payload) > 0 {
-			err = wire.ErrPayload
-		}
-	case wire.KindTopK:
-		e.classes, err = wire.DecodeTopK(e.classes[:0], a.Payload)
-	case wire.KindBoxes:
-		e.boxes, err = wire.DecodeBoxes(e.boxes[:0], a.Payload)
-	case wire.KindRaw:
-		e.values, err = wire.DecodeRaw(e.values[:0], a.Payload)
-	default:
-		err = wire.ErrKind
-	}
-	if err != nil {
+func (e *entries) decode(a Answer) error {
+	if err := e.Decode(a.Kind, a.Payload); err != nil {
 		return fmt.Errorf("decode %d bytes of payload, kind %s: %w", len(a.Payload), a.Kind, err)
+	}
+	for i := range e.Polygons {
+		e.Boxes = append(e.Boxes, e.Polygons[i].Outline())
 	}
 	return nil
 }

@@ -50,7 +50,10 @@ type Comparer struct {
 //     replace another one whose probability may be as near.
 //   - boxes: a one-to-one match of boxes of the same class whose score and corners are
 //     within the tolerance. Their order does not matter.
-//   - raw: the same number of values, each within the tolerance.
+//   - points, masks, polygons: boxes as above. Points and masks are not compared.
+//   - raw, embedding: the same number of values, each within the tolerance.
+//   - map: the same size; each number within the tolerance, or of the classes all but a hundredth.
+//   - text: the same, with a score within the tolerance.
 //
 // NaN is within no tolerance of anything. Comparing equal answers allocates
 // nothing once the Comparer has decoded answers of that length, unless their
@@ -70,11 +73,17 @@ func (c *Comparer) Compare(got, want Answer) error {
 	}
 	switch got.Kind {
 	case wire.KindTopK:
-		return c.Tolerance.classes(c.got.classes, c.want.classes)
-	case wire.KindBoxes:
-		return c.Tolerance.boxes(c.got.boxes, c.want.boxes)
-	case wire.KindRaw:
-		return c.Tolerance.values(c.got.values, c.want.values)
+		return c.Tolerance.classes(c.got.Classes, c.want.Classes)
+	case wire.KindBoxes, wire.KindPoints, wire.KindMasks, wire.KindPolygons:
+		return c.Tolerance.boxes(c.got.Boxes, c.want.Boxes)
+	case wire.KindRaw, wire.KindEmbedding:
+		return c.Tolerance.values(c.got.Values, c.want.Values)
+	case wire.KindMap:
+		return c.Tolerance.maps(&c.got.Map, &c.want.Map)
+	case wire.KindText:
+		if g, w := &c.got, &c.want; g.Text != w.Text || !within(g.TextScore, w.TextScore, c.Tolerance.Score) {
+			return fmt.Errorf("text %q with %.3f, want %q with %.3f", g.Text, g.TextScore, w.Text, w.TextScore)
+		}
 	}
 	return nil
 }
@@ -146,6 +155,22 @@ func place(list []wire.Class, class uint16) int {
 		}
 	}
 	return -1
+}
+
+func (t Tolerance) maps(got, want *wire.Map) error {
+	if got.Element != want.Element || got.Rows != want.Rows || got.Columns != want.Columns {
+		return fmt.Errorf("a map of %d x %d, want %d x %d of the same elements", got.Rows, got.Columns, want.Rows, want.Columns)
+	}
+	different := 0
+	for i, class := range got.Classes {
+		if class != want.Classes[i] {
+			different++
+		}
+	}
+	if 100*different > len(got.Classes) {
+		return fmt.Errorf("%d of %d cells have another class", different, len(got.Classes))
+	}
+	return t.values(got.Values, want.Values)
 }
 
 func (t Tolerance) values(got, want []float32) error {

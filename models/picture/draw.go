@@ -18,6 +18,8 @@ type Mark struct {
 	Text string
 	// Colour is that of the box and of the text's background.
 	Colour color.RGBA
+	// Shape is drawn, too. An outline is drawn in place of the box.
+	Shape
 }
 
 // Palette has one colour per function that found something. Each is dark enough
@@ -44,12 +46,40 @@ func Draw(photo image.Image, marks []Mark) *image.RGBA {
 	unit := max(1, (min(bounds.Dx(), bounds.Dy())+legible/2)/legible)
 	for i := len(marks) - 1; i >= 0; i-- {
 		if !marks[i].Box.Empty() {
-			outline(canvas, marks[i].Box, 2*unit, marks[i].Colour)
+			marks[i].Shape.draw(canvas, unit, marks[i].Colour)
+			if len(marks[i].Outline) == 0 {
+				outline(canvas, marks[i].Box, 2*unit, marks[i].Colour)
+			}
 			caption(canvas, marks[i], unit)
 		}
 	}
 	return canvas
 }
+
+// draw tints the mask, and draws the outline and the points.
+func (s *Shape) draw(canvas *image.RGBA, unit int, colour color.RGBA) {
+	const tint = 0x60
+	half := image.NewUniform(color.NRGBA{colour.R, colour.G, colour.B, tint})
+	for _, r := range s.Mask {
+		draw.Draw(canvas, r, half, image.Point{}, draw.Over)
+	}
+	ink := image.NewUniform(colour)
+	dot := func(p image.Point, radius int) {
+		draw.Draw(canvas, image.Rectangle{Min: p, Max: p.Add(image.Pt(1, 1))}.Inset(-radius), ink, image.Point{}, draw.Src)
+	}
+	for i, a := range s.Outline {
+		b := s.Outline[(i+1)%len(s.Outline)]
+		steps := max(abs(b.X-a.X), abs(b.Y-a.Y), 1)
+		for n := range steps {
+			dot(image.Pt(a.X+(b.X-a.X)*n/steps, a.Y+(b.Y-a.Y)*n/steps), unit)
+		}
+	}
+	for _, p := range s.Points {
+		dot(p, 2*unit)
+	}
+}
+
+func abs(n int) int { return max(n, -n) }
 
 // outline draws a frame of the given width inside the box.
 func outline(canvas *image.RGBA, box image.Rectangle, width int, colour color.RGBA) {

@@ -182,16 +182,17 @@ func centred(photo, whole image.Rectangle) image.Rectangle {
 // Locate maps a box in 0..1 of the model's input to pixels of the photo, clipped
 // to the photo. The result is empty if the box is outside or has a NaN corner.
 func (f Frame) Locate(x0, y0, x1, y1 float64) image.Rectangle {
-	across := func(v float64) int {
-		return scale(v*float64(f.size.Width)-float64(f.inside.Min.X), f.inside.Dx(), f.photo.Dx())
-	}
-	down := func(v float64) int {
-		return scale(v*float64(f.size.Height)-float64(f.inside.Min.Y), f.inside.Dy(), f.photo.Dy())
-	}
 	if !(x0 < x1 && y0 < y1) {
 		return image.Rectangle{}
 	}
-	return image.Rect(across(x0), down(y0), across(x1), down(y1)).Add(f.photo.Min).Intersect(f.photo)
+	return image.Rectangle{Min: f.at(x0, y0), Max: f.at(x1, y1)}.Intersect(f.photo)
+}
+
+// at maps a point in fractions of the model's input to a pixel of the photo.
+func (f Frame) at(x, y float64) image.Point {
+	return f.photo.Min.Add(image.Pt(
+		scale(x*float64(f.size.Width)-float64(f.inside.Min.X), f.inside.Dx(), f.photo.Dx()),
+		scale(y*float64(f.size.Height)-float64(f.inside.Min.Y), f.inside.Dy(), f.photo.Dy())))
 }
 
 // scale maps a position among `from` pixels to one among `to`. It clips the
