@@ -20,6 +20,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/keydoc"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/document"
+	"github.com/penstock/penstock/wire"
 )
 
 // card is valid; the tests damage it.
@@ -93,6 +94,81 @@ input:
 outputs: [{name: y, shape: [2, 2, 2]}]
 slo: 1m
 `
+
+// familyCard returns boxCard with another input, outputs, decoder and labels.
+func familyCard(size, outputs, decoder, labels string) string {
+	return fmt.Sprintf(`name: family
+version: 1
+framework: "null"
+input:
+  size: %s
+  wire: {type: u8, layout: hwc}
+  tensor: {type: f32, layout: chw}
+outputs: %s
+slo: 1s
+decoder: %s
+labels: %s
+`, size, outputs, decoder, labels)
+}
+
+const catAndDog = "[cat, dog]"
+
+// Rows of YOLO for a picture of 64 x 96: 126 cells.
+var (
+	yoloCard = familyCard("[64, 96, 3]", "[{name: out, shape: [6, 126]}]", "{name: yolo}", catAndDog)
+	textCard = familyCard("[48, 320, 3]", "[{name: out, shape: [40, 3]}]", "{name: text}", catAndDog)
+	detrCard = familyCard("[64, 96, 3]", "[{name: places, shape: [30, 4]}, {name: logits, shape: [30, 2]}]", "{name: detr, boxes: places, scores: logits}", catAndDog)
+	ssdCard  = familyCard("[64, 96, 3]", "[{name: b, shape: [30, 4]}, {name: s, shape: [30]}, {name: l, shape: [30]}]", "{name: objects, boxes: b, scores: s, labels: l}", catAndDog)
+)
+
+// TestFamily reads a card of each family, and compares what its decoder reads.
+func TestFamily(t *testing.T) {
+	for name, c := range map[string]struct {
+		text  string
+		kind  wire.Kind
+		bytes int
+		check func(f Family) bool
+	}{
+		"yolov8":  {yoloCard, wire.KindBoxes, 100 * 22, func(f Family) bool { y := f.(*YOLO); return y.Style == YOLOv8 && y.Rows == 126 && y.NumClasses == 2 }},
+		"yolov5":  {strings.Replace(yoloCard, "[6, 126]", "[378, 7]", 1), wire.KindBoxes, 2200, func(f Family) bool { return f.(*YOLO).Style == YOLOv5 }},
+		"yolov10": {strings.Replace(yoloCard, "[6, 126]", "[300, 6]", 1), wire.KindBoxes, 2200, func(f Family) bool { return f.(*YOLO).Style == YOLOv10 }},
+		"yolox": {strings.NewReplacer("[6, 126]", "[126, 7]", "{name: yolo}", "{name: yolo, style: yolox}").Replace(yoloCard), wire.KindBoxes, 2200,
+			func(f Family) bool { return f.(*YOLO).Style == YOLOX && f.(*YOLO).NumClasses == 2 }},
+		"key points": {strings.NewReplacer("[6, 126]", "[12, 126]", "{name: yolo}", "{name: yolo, keypoints: [2, 3]}").Replace(yoloCard), wire.KindPoints, 2 + 100*(22+24),
+			func(f Family) bool { return f.(*YOLO).Extra == 6 }},
+		"masks": {strings.NewReplacer("[{name: out, shape: [6, 126]}]", "[{name: out, shape: [8, 126]}, {name: m, shape: [2, 16, 24]}]", "{name: yolo}", "{name: yolo, masks: m, max_boxes: 1}").Replace(yoloCard),
+			wire.KindMasks, 4 + 22 + 8 + 48, func(f Family) bool { return f.(*YOLO).Prototypes == 1 && f.(*YOLO).Grid == [2]int{16, 24} }},
+		"rotated": {strings.NewReplacer("[6, 126]", "[7, 126]", "{name: yolo}", "{name: yolo, rotated: true}").Replace(yoloCard), wire.KindPolygons, 100 * (8 + 32),
+			func(f Family) bool { return f.(*YOLO).NumClasses == 2 }},
+		"some classes": {strings.Replace(yoloCard, "{name: yolo}", `{name: yolo, classes: ["0", dog]}`, 1), wire.KindBoxes, 2200,
+			func(f Family) bool { return slices.Equal(f.(*YOLO).Only, []bool{true, true}) }},
+		"classes":   {strings.NewReplacer("[6, 126]", "[2]", "{name: yolo}", "{name: classes, activation: softmax}").Replace(yoloCard), wire.KindTopK, 12, func(f Family) bool { return f.(*Classes).K == 2 }},
+		"embedding": {strings.NewReplacer("{name: yolo}", "{name: embedding}").Replace(yoloCard), wire.KindEmbedding, 6 * 126 * 4, func(f Family) bool { return true }},
+		"text":      {textCard, wire.KindText, 4 + 40*3, func(f Family) bool { return f.(*Text).Steps == 40 }},
+		"text with a space": {strings.Replace(textCard, "[40, 3]", "[40, 4]", 1), wire.KindText, 4 + 40*3,
+			func(f Family) bool { return slices.Equal(f.(*Text).Labels, []string{"cat", "dog", " "}) }},
+		"detr":              {detrCard, wire.KindBoxes, 2200, func(f Family) bool { return f.(*DETR).ScoresOutput == 1 && f.(*DETR).Activation == "sigmoid" }},
+		"detr with classes": {familyCard("[64, 96, 3]", "[{name: out, shape: [30, 6]}]", "{name: detr}", "[a, b, c]"), wire.KindBoxes, 2200, func(f Family) bool { return f.(*DETR).Chosen }},
+		"objects":           {ssdCard, wire.KindBoxes, 2200, func(f Family) bool { return f.(*Objects).Rows == 30 && f.(*Objects).CountOutput == -1 }},
+		"map":               {strings.NewReplacer("[6, 126]", "[2, 16, 24]", "{name: yolo}", "{name: map, cells: classes}").Replace(yoloCard), wire.KindMap, 6 + 16*24*6, func(f Family) bool { return f.(*Map).Channels == 2 }},
+		"polygons":          {strings.NewReplacer("[6, 126]", "[1, 64, 96]", "{name: yolo}", "{name: polygons}").Replace(yoloCard), wire.KindPolygons, 100 * 40, func(f Family) bool { return f.(*Polygons).Columns == 96 }},
+		"pose": {familyCard("[64, 96, 3]", "[{name: x, shape: [5, 192]}, {name: y, shape: [5, 128]}]", "{name: pose, x: x, y: y}", "[a]"), wire.KindPoints, 2 + 22 + 60,
+			func(f Family) bool { return f.(*Pose).Points == 5 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := valid(t, schema(t), c.text); err != nil {
+				t.Errorf("the schema refuses: %v", err)
+			}
+			card, err := read(t, folder(t), c.text)
+			must.OK(t, err)
+			f, err := card.Family()
+			must.OK(t, err)
+			if !c.check(f) || card.Kind() != c.kind || card.ResultBytes() != c.bytes || f.ResultBytes() != c.bytes {
+				t.Errorf("%+v, kind %v, %d bytes, want kind %v, %d bytes", f, card.Kind(), card.ResultBytes(), c.kind, c.bytes)
+			}
+		})
+	}
+}
 
 // folder returns a folder for the test's cards, with the files that they name.
 func folder(t testing.TB) string {
@@ -325,9 +401,25 @@ var spoiledCards = []spoiled{
 	{"an output that is not there", boxCard, "scores: scores", "scores: score", `card.yaml:22:37: decoder.grids[0].scores: no output is called "score", did you mean "scores"?`, true},
 	{"a grid of another size", boxCard, "anchors: 2", "anchors: 6", `scores has shape [128 2], want [384, at least 1]`, true},
 	{"scores and boxes swapped", boxCard, "scores: scores, boxes: places", "scores: places, boxes: scores", `scores has shape [128 2], want [128, at least 4]`, true},
+	{"a grid without a size", boxCard, "size: 8, ", "", `decoder.grids[0]: has stride 0 and size 0, want one of the two`, true},
+	{"a grid with two sizes", boxCard, "size: 8, ", "size: 8, stride: 4, ", `decoder.grids[0]: has stride 4 and size 8, want one of the two`, true},
 	{"no bins", dflCard, "  bins: 11\n", "", `decoder.bins: is missing`, false},
 	{"other bins", dflCard, "bins: 11", "bins: 8", `bins has shape [16 44], want 4 distances of 8 bins: 32`, true},
 	{"rows that differ", dflCard, "{name: cells, shape: [16, 2]}", "{name: cells, shape: [15, 2]}", `cells has shape [15 2], want [16, at least 1]`, true},
+	{"an output of no YOLO", yoloCard, "[6, 126]", "[5, 120]", `decoder: out has shape [5 120], want [378, 5 + classes] (yolov5), [4 + classes, 126] (yolov8), [boxes, 6] (yolov10) or [126, 5 + classes] (yolox)`, true},
+	{"an output of two YOLOs", yoloCard, "[6, 126]", "[126, 7]", `out has shape [126 7], which fits two styles; want style: yolox for raw boxes, or style: yolov5`, true},
+	{"another style of YOLO", yoloCard, "{name: yolo}", "{name: yolo, style: yolov10}", `out has shape [6 126], want [boxes, 6] (yolov10)`, true},
+	{"classes of YOLO and labels", yoloCard, "[6, 126]", "[7, 126]", `out has shape [7 126]: the outputs have 3 classes, the labels name 2`, true},
+	{"YOLO with several outputs", yoloCard, "[{name: out", "[{name: other, shape: [2]}, {name: out", `yolo reads 1 outputs, the card has 2; list only those`, true},
+	{"masks that are not there", yoloCard, "{name: yolo}", "{name: yolo, masks: mask}", `masks: no output is called "mask"; known are out`, true},
+	{"key points without values", yoloCard, "{name: yolo}", "{name: yolo, keypoints: [17]}", `decoder.keypoints: has 1 elements, want 2 (points, values of each)`, false},
+	{"a class that is not there", yoloCard, "{name: yolo}", "{name: yolo, classes: [dug]}", `classes has "dug", want labels or numbers below 2, did you mean "dog"?`, true},
+	{"a key of YOLO", yoloCard, "{name: yolo}", "{name: yolo, size: 3}", `decoder: unknown key "size"`, false},
+	{"text of another alphabet", textCard, "[40, 3]", "[40, 97]", `out has shape [40 97], want [steps, 3] or, with a space, [steps, 4] as there are 2 labels`, true},
+	{"queries that differ", detrCard, "[30, 2]", "[20, 2]", `logits has shape [20 2], want [30, classes]`, true},
+	{"boxes of three numbers", ssdCard, "[30, 4]", "[30, 3]", `boxes: b has shape [30 3], want [rows, 4]`, true},
+	{"scores that differ", ssdCard, "s, shape: [30]", "s, shape: [20]", `scores: s has shape [20], want [30] as b has shape [30 4]`, true},
+	{"a map of one number", familyCard("[64, 96, 3]", "[{name: out, shape: [7]}]", "{name: map, cells: u8}", catAndDog), "u8", "f16", `out has shape [7], want [1, rows, columns]`, true},
 	{"a label too few", card, `[circle, square, "3"]`, "[circle, square]", `the outputs have 3 classes, the labels name 2`, true},
 	{"a label that is a number", card, `"3"]`, "3]", `labels[2]: is 3, want a name; quote it`, false},
 	{"labels that are not there", boxCard, "labels: labels.txt", "labels: gone.txt", `gone.txt: no such file`, true},
@@ -557,7 +649,7 @@ func TestCardBounds(t *testing.T) {
 }
 
 func FuzzReadCard(f *testing.F) {
-	for _, text := range []string{card, boxCard, dflCard, ownCard} {
+	for _, text := range []string{card, boxCard, dflCard, ownCard, yoloCard, textCard, detrCard, ssdCard} {
 		f.Add([]byte(text))
 	}
 	for _, c := range spoiledCards {

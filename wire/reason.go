@@ -109,7 +109,6 @@ var (
 	// that the request does not have, or whose bitmap does not match its number
 	// of bits.
 	ErrNACK error = &malformed{ReasonNACK, "NACK does not match its bitmap"}
-	// ErrPayload is returned for a payload that is not a whole number of
-	// entries.
-	ErrPayload error = &malformed{ReasonPayload, "payload size is not a multiple of the entry size"}
+	// ErrPayload is returned for a payload that has not the form of its kind.
+	ErrPayload error = &malformed{ReasonPayload, "payload has not the form of its kind"}
 )

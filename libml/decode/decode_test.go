@@ -267,6 +267,38 @@ func TestDistributions(t *testing.T) {
 	}
 }
 
+// A picture that is twice as wide as high: without size and scale, cells follow from input.size.
+func TestNotSquare(t *testing.T) {
+	dfl := smallCard(0.5, 4)
+	dfl.Input.Height, dfl.Input.Width = 32, 64
+	dfl.Outputs[0].Shape, dfl.Outputs[1].Shape = []int64{8, 2}, []int64{8, 8}
+	delete(dfl.Decoder.Params, "size")
+	anchors := &models.Card{
+		Name: "anchors", Input: models.Input{Height: 32, Width: 64}, Outputs: dfl.Outputs,
+		Decoder: models.Decoder{Name: "boxes", Params: map[string]any{
+			"style": "ssd-anchors", "score_activation": "none",
+			"grids": []any{map[string]any{"stride": 16, "anchors": 1, "scores": "c", "boxes": "b"}},
+		}},
+	}
+	for name, card := range map[string]*models.Card{"dfl": dfl, "ssd-anchors": anchors} {
+		outputs := empty(card)
+		set(outputs[0], 6*2+1, 0.75) // the cell at x 2, y 1
+		for side := range 4 {
+			set(outputs[1], 6*8+2*side+1, 60) // dfl: a stride to each side
+		}
+		want := wire.Box{Class: 1, Score: 0.75, X0: 24.0 / 64, X1: 56.0 / 64, Y0: 8.0 / 32, Y1: 1}
+		if name == "ssd-anchors" {
+			for i, v := range []float32{-8, 0, 16, 8} {
+				set(outputs[1], 6*8+i, v)
+			}
+			want = wire.Box{Class: 1, Score: 0.75, X0: 24.0 / 64, X1: 40.0 / 64, Y0: 20.0 / 32, Y1: 28.0 / 32}
+		}
+		if got := boxesOf(t, newDecoder(t, card), outputs); len(got) != 1 || !near(got[0], want) {
+			t.Errorf("%s: found %+v, want %+v", name, got, want)
+		}
+	}
+}
+
 // smallCard is the card of NanoDet with 16 cells, two classes, and pictures of 64 x 64.
 func smallCard(overlap float64, most int) *models.Card {
 	return &models.Card{

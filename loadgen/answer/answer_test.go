@@ -29,6 +29,24 @@ func raw(list ...float32) answer.Answer {
 	return answer.Answer{Kind: wire.KindRaw, Payload: wire.AppendRaw(nil, list)}
 }
 
+func embedding(list ...float32) answer.Answer {
+	return answer.Answer{Kind: wire.KindEmbedding, Payload: wire.AppendRaw(nil, list)}
+}
+
+func polygon(side float32) answer.Answer {
+	return answer.Answer{Kind: wire.KindPolygons, Payload: wire.AppendPolygon(nil, 1, 0.9, []wire.Point{{}, {X: side}, {Y: side}})}
+}
+
+// cells is a map of 200 cells of which the first ones are of class 1.
+func cells(first int) answer.Answer {
+	payload := wire.AppendMapHead(nil, wire.MapClasses, 10, 20)
+	return answer.Answer{Kind: wire.KindMap, Payload: wire.AppendRun(wire.AppendRun(payload, 1, first), 0, 200-first)}
+}
+
+func text(line string, score float32) answer.Answer {
+	return answer.Answer{Kind: wire.KindText, Payload: wire.AppendText(nil, score, []byte(line))}
+}
+
 // compare compares with the default tolerance and the given threshold.
 func compare(got, want answer.Answer, threshold float64) error {
 	comparer := answer.Comparer{Tolerance: answer.Default}
@@ -80,7 +98,7 @@ func TestCompare(t *testing.T) {
 		{"broken payload", answer.Answer{Kind: wire.KindTopK, Payload: make([]byte, 5)}, classes(), "decode 5 bytes"},
 		{"broken reference", classes(), answer.Answer{Kind: wire.KindTopK, Payload: make([]byte, 5)}, "the reference: "},
 
-		{"unknown kind", answer.Answer{Kind: 99}, answer.Answer{Kind: 99}, "kind unknown"},
+		{"unknown kind", answer.Answer{Kind: wire.NumKinds}, answer.Answer{Kind: wire.NumKinds}, "kind unknown"},
 		{"payload of kind none", answer.Answer{Payload: []byte{1}}, answer.Answer{}, "decode 1 bytes"},
 
 		{"no boxes", boxes(), boxes(), ""},
@@ -104,6 +122,16 @@ func TestCompare(t *testing.T) {
 		{"a raw value off", raw(1, 2), raw(1, 2.01), "value 1 is 2, want 2.01"},
 		{"fewer raw values", raw(1), raw(1, 2), "1 values, want 2"},
 		{"NaN value", raw(nan), raw(0), "NaN"},
+
+		{"vectors near", embedding(1, 0), embedding(1, 0.0005), ""},
+		{"another vector", embedding(1, 0), embedding(0, 1), "value 0 is 1, want 0"},
+		{"polygons near", polygon(0.5), polygon(0.505), ""},
+		{"a polygon elsewhere", polygon(0.5), polygon(0.6), "where the reference has none"},
+		{"one cell of 200", cells(1), cells(0), ""},
+		{"three cells of 200", cells(3), cells(0), "3 of 200 cells have another class"},
+		{"a map of another size", answer.Answer{Kind: wire.KindMap, Payload: wire.AppendMapHead(nil, 0, 0, 0)}, cells(0), "a map of 0 x 0, want 10 x 20"},
+		{"text with almost the same score", text("a", 0.5), text("a", 0.505), ""},
+		{"another text", text("a", 0.5), text("b", 0.5), `text "a" with 0.500, want "b"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := compare(test.got, test.want, 0.5)

@@ -38,7 +38,9 @@ _TRAIN_BYTES = 64_000
 _WINDOW_PART = 8
 
 _STATUSES = [Status.OK, Status.LATE, Status.INCOMPLETE, Status.BUSY, Status.REFUSED, Status.FAILED]
-_KINDS = [Kind.NONE, Kind.CLASSES, Kind.BOXES, Kind.VALUES]
+_KINDS = [
+    Kind.NONE, Kind.CLASSES, Kind.BOXES, Kind.VALUES, Kind.POINTS, Kind.MASKS, Kind.POLYGONS, Kind.EMBEDDING, Kind.MAP, Kind.TEXT,
+]  # fmt: skip
 _NO_STAGES = Stages()
 
 

@@ -24,7 +24,7 @@ DATA, RESULT, NACK, BUSY = 1, 2, 3, 4
 LAST, RETRANSMITTED, EXTENSION = 1, 2, 8
 
 STATUS_OK, STATUS_BUSY, STATUS_COUNT = 0, 3, 6
-KIND_NONE, KIND_CLASSES, KIND_BOXES, KIND_VALUES, KIND_COUNT = 0, 1, 2, 3, 4
+KIND_NONE, KIND_COUNT = 0, 10
 
 _VERSION = 1
 _MAX_NACK_BYTES = 1024
@@ -53,6 +53,15 @@ _MAX_MICROSECONDS = (1 << 32) - 1
 
 CLASS = np.dtype([("class", "<u2"), ("probability", "<f4")])
 BOX = np.dtype([("class", "<u2"), ("score", "<f4"), ("corners", "<f4", (4,))])
+MASK = np.dtype([("box", BOX), ("place", "<u2", (4,))])
+POLYGON = np.dtype([("class", "<u2"), ("score", "<f4"), ("corners", "<u2")])
+RUN = np.dtype([("class", "<u2"), ("cells", "<u4")])
+MAP_CLASSES, MAP_U8, MAP_F16 = 0, 1, 2
+
+
+def pointed(n: int) -> np.dtype[Any]:
+    """A box with n points."""
+    return np.dtype([("box", BOX), ("points", "<f4", (n, 3))])
 
 
 class Malformed(Exception):

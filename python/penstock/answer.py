@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import struct
 from dataclasses import dataclass
+from typing import Any, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +33,12 @@ class Kind(enum.Enum):
     CLASSES = "classes"
     BOXES = "boxes"
     VALUES = "values"
+    POINTS = "points"
+    MASKS = "masks"
+    POLYGONS = "polygons"
+    EMBEDDING = "embedding"
+    MAP = "map"
+    TEXT = "text"
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,40 @@ class Boxes:
 
 
 @dataclass(frozen=True)
+class Points:
+    """Boxes with the same number of points each. A point is x, y, score, in fractions of the picture's width and height; it may lie
+    outside of it."""
+
+    boxes: Boxes
+    points: npt.NDArray[np.float32]  # [boxes, points, 3]
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Boxes with a mask each: a grid of cells that covers the picture."""
+
+    boxes: Boxes
+    masks: npt.NDArray[np.bool_]  # [boxes, rows, columns]
+
+
+@dataclass(frozen=True)
+class Polygons:
+    """Outlines, the highest score first. A row of corners is x, y, in fractions of the picture's width and height."""
+
+    classes: npt.NDArray[np.uint16]
+    scores: npt.NDArray[np.float32]
+    corners: list[npt.NDArray[np.float32]]  # of each, [corners, 2]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of text, and how sure the model is of it."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
 class Answer:
     """The end of a request. Times are in seconds."""
 
@@ -98,16 +141,95 @@ class Answer:
 
     @property
     def boxes(self) -> Boxes:
-        """The boxes of an answer of kind BOXES."""
-        rows = np.frombuffer(self._read(Kind.BOXES, _wire.BOX.itemsize), _wire.BOX)
-        return Boxes(rows["class"], rows["score"], rows["corners"])
+        """The boxes of an answer of kind BOXES, POINTS or MASKS."""
+        if self.kind is Kind.POINTS:
+            return self.points.boxes
+        if self.kind is Kind.MASKS:
+            return self.masks.boxes
+        return _boxes(np.frombuffer(self._read(Kind.BOXES, _wire.BOX.itemsize), _wire.BOX))
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
         """The model's outputs, one after the other, of an answer of kind VALUES."""
         return np.frombuffer(self._read(Kind.VALUES, 4), "<f4")
 
-    def _read(self, kind: Kind, size: int) -> bytes:
+    @property
+    def embedding(self) -> npt.NDArray[np.float32]:
+        """The vector of an answer of kind EMBEDDING. Its length is 1."""
+        return np.frombuffer(self._read(Kind.EMBEDDING, 4), "<f4")
+
+    @property
+    def points(self) -> Points:
+        """The boxes and points of an answer of kind POINTS."""
+        payload = self._read(Kind.POINTS)
+        with _malformed("points"):
+            (n,) = struct.unpack_from("<H", payload)
+            rows = np.frombuffer(payload, _wire.pointed(n), offset=2)
+        return Points(_boxes(rows["box"]), rows["points"])
+
+    @property
+    def masks(self) -> Masks:
+        """The boxes and masks of an answer of kind MASKS."""
+        payload = self._read(Kind.MASKS)
+        boxes, masks = [], []
+        with _malformed("masks"):
+            height, width = struct.unpack_from("<HH", payload)
+            at = 4
+            while at < len(payload):
+                head = np.frombuffer(payload, _wire.MASK, 1, at)
+                x, y, columns, rows = (int(v) for v in head["place"][0])
+                at += _wire.MASK.itemsize
+                size = (columns * rows + 7) // 8
+                bits = np.unpackbits(np.frombuffer(payload, np.uint8, size, at) if size else np.empty(0, np.uint8), bitorder="little")
+                at += size
+                mask = np.zeros((height, width), np.bool_)
+                mask[y : y + rows, x : x + columns] = bits[: columns * rows].reshape(rows, columns)
+                boxes.append(head["box"])
+                masks.append(mask)
+        rows_of_boxes = np.concatenate(boxes) if boxes else np.empty(0, _wire.BOX)
+        return Masks(_boxes(rows_of_boxes), np.array(masks, np.bool_).reshape(-1, height, width))
+
+    @property
+    def polygons(self) -> Polygons:
+        """The outlines of an answer of kind POLYGONS."""
+        payload = self._read(Kind.POLYGONS)
+        heads, corners = [], []
+        with _malformed("polygons"):
+            at = 0
+            while at < len(payload):
+                heads.append(np.frombuffer(payload, _wire.POLYGON, 1, at))
+                at += _wire.POLYGON.itemsize
+                n = int(heads[-1]["corners"][0])
+                corners.append(np.frombuffer(payload, "<f4", 2 * n, at).reshape(n, 2) if n else np.empty((0, 2), np.float32))
+                at += 8 * n
+        rows = np.concatenate(heads) if heads else np.empty(0, _wire.POLYGON)
+        return Polygons(rows["class"], rows["score"], corners)
+
+    @property
+    def map(self) -> npt.NDArray[Any]:
+        """The cells of an answer of kind MAP, [rows, columns]: the class of each as uint16, or a number as float32."""
+        payload = self._read(Kind.MAP)
+        with _malformed("map"):
+            element, rows, columns = struct.unpack_from("<BxHH", payload)
+            if element == _wire.MAP_CLASSES:
+                runs = np.frombuffer(payload, _wire.RUN, offset=6)
+                if int(runs["cells"].sum(dtype=np.uint64)) != rows * columns:
+                    raise ValueError("the runs have another number of cells")
+                return np.repeat(runs["class"], runs["cells"]).reshape(rows, columns)
+            if element == _wire.MAP_U8:
+                return (np.frombuffer(payload, np.uint8, offset=6) / np.float32(255)).astype(np.float32).reshape(rows, columns)
+            if element == _wire.MAP_F16:
+                return np.frombuffer(payload, "<f2", offset=6).astype(np.float32).reshape(rows, columns)
+            raise ValueError(f"element {element} is unknown")
+
+    @property
+    def text(self) -> Text:
+        """The text of an answer of kind TEXT."""
+        payload = self._read(Kind.TEXT)
+        with _malformed("text"):
+            return Text(payload[4:].decode(), struct.unpack_from("<f", payload)[0])
+
+    def _read(self, kind: Kind, size: int = 1) -> bytes:
         self.raise_for_status()
         if self.kind is not kind:
             raise ValueError(f"read {kind.value} of an answer: it has {self.kind.value}")
@@ -116,6 +238,19 @@ class Answer:
                 f"read {kind.value} of an answer: {len(self.payload)} bytes are no multiple of an entry's {size}"
             )
         return self.payload
+
+
+def _boxes(rows: npt.NDArray[Any]) -> Boxes:
+    return Boxes(rows["class"], rows["score"], rows["corners"])
+
+
+@contextlib.contextmanager
+def _malformed(what: str) -> Iterator[None]:
+    """Raise ValueError for a payload that has not the form of its kind."""
+    try:
+        yield
+    except (ValueError, IndexError, struct.error) as e:
+        raise ValueError(f"read {what} of an answer: {e}") from None
 
 
 class ClientError(Exception):

@@ -33,16 +33,20 @@ from .answer import (
     Incomplete,
     Kind,
     Late,
+    Masks,
+    Points,
+    Polygons,
     Refused,
     RequestError,
     Stages,
     Status,
+    Text,
     Unanswered,
 )
 
 __all__ = [
     "Answer", "Boxes", "Busy", "Classes", "Client", "ClientError", "Closed", "Failed", "Incomplete", "Kind", "Late",
-    "Refused", "RequestError", "Stages", "Stats", "Status", "SyncClient", "Unanswered",
+    "Masks", "Points", "Polygons", "Refused", "RequestError", "Stages", "Stats", "Status", "SyncClient", "Text", "Unanswered",
 ]  # fmt: skip
 
 Picture = npt.NDArray[Any]

@@ -117,7 +117,7 @@ class Decode(unittest.TestCase):
             ("status", changed(result, 22, 6)),
             ("status", changed(busy, 22, 0)),
             ("status", changed(result, 22, 1)),
-            ("kind", changed(result, 23, 4)),
+            ("kind", changed(result, 23, 10)),
             ("kind", changed(result, 23, 0)),
             ("nack", changed(nack, 26, 0)),
             ("nack", changed(nack, 26, 6)),
@@ -158,6 +158,63 @@ class Answers(unittest.TestCase):
 
     def test_values(self):
         self.assertEqual(answer(Kind.VALUES, np.array([1.5, 2], "<f4").tobytes()).values.tolist(), [1.5, 2])
+
+    def test_points(self):
+        row = b"\x07\x00" + np.array([0.5, 0, 0.25, 0.75, 1, 1, 2, 3, 4, 5, 6], "<f4").tobytes()
+        points = answer(Kind.POINTS, b"\x02\x00" + 2 * row).points
+        self.assertEqual(points.points.tolist(), 2 * [[[1, 2, 3], [4, 5, 6]]])
+        self.assertEqual(points.boxes.corners.tolist(), 2 * [[0, 0.25, 0.75, 1]])
+        self.assertEqual(answer(Kind.POINTS, b"\x02\x00").points.points.shape, (0, 2, 3))
+
+    def test_masks(self):
+        box = b"\x07\x00" + np.array([0.5, 0, 0.25, 0.75, 1], "<f4").tobytes()
+        part = np.array([1, 0, 2, 2], "<u2").tobytes() + b"\x0b"
+        masks = answer(Kind.MASKS, b"\x02\x00\x03\x00" + box + part).masks
+        self.assertEqual(masks.masks.tolist(), [[[False, True, True], [False, False, True]]])
+        self.assertEqual(list(masks.boxes.classes), [7])
+        self.assertEqual(answer(Kind.MASKS, b"\x02\x00\x03\x00").masks.masks.shape, (0, 2, 3))
+
+    def test_polygons(self):
+        head = b"\x07\x00" + np.array([0.5], "<f4").tobytes()
+        corners = np.array([0, 0.25, 0.75, 1], "<f4").tobytes()
+        polygons = answer(Kind.POLYGONS, head + b"\x02\x00" + corners + head + b"\x00\x00").polygons
+        self.assertEqual((list(polygons.classes), list(polygons.scores)), ([7, 7], [0.5, 0.5]))
+        self.assertEqual([c.tolist() for c in polygons.corners], [[[0, 0.25], [0.75, 1]], []])
+        self.assertEqual(answer(Kind.POLYGONS, b"").polygons.corners, [])
+
+    def test_embedding(self):
+        self.assertEqual(answer(Kind.EMBEDDING, np.array([1, 0], "<f4").tobytes()).embedding.tolist(), [1, 0])
+
+    def test_map(self):
+        size = b"\x00\x02\x00\x03\x00"
+        runs = b"\x05\x00\x04\x00\x00\x00" + b"\x2c\x01\x02\x00\x00\x00"
+        self.assertEqual(answer(Kind.MAP, b"\x00" + size + runs).map.tolist(), [[5, 5, 5], [5, 300, 300]])
+        self.assertEqual(answer(Kind.MAP, b"\x01" + size + bytes([0, 255, 0, 0, 0, 0])).map.tolist(), [[0, 1, 0], [0, 0, 0]])
+        halves = np.array([0.5, 1, 2, 0, 0, -1], "<f2").tobytes()
+        self.assertEqual(answer(Kind.MAP, b"\x02" + size + halves).map.tolist(), [[0.5, 1, 2], [0, 0, -1]])
+
+    def test_text(self):
+        text = answer(Kind.TEXT, np.array([0.5], "<f4").tobytes() + "Größe".encode()).text
+        self.assertEqual((text.text, text.score), ("Größe", 0.5))
+
+    def test_malformed_payloads_are_errors(self):
+        box = b"\x07\x00" + np.array([0.5, 0, 0.25, 0.75, 1], "<f4").tobytes()
+        for kind, payload in (
+            (Kind.POINTS, b"\x01"),
+            (Kind.POINTS, b"\x01\x00" + box),
+            (Kind.MASKS, b"\x02"),
+            (Kind.MASKS, b"\x02\x00\x02\x00" + box),
+            (Kind.MASKS, b"\x02\x00\x02\x00" + box + np.array([1, 0, 2, 2], "<u2").tobytes() + b"\x0b"),
+            (Kind.POLYGONS, box[:6] + b"\x03\x00"),
+            (Kind.MAP, b"\x00"),
+            (Kind.MAP, b"\x00\x00\x02\x00\x03\x00\x05\x00\x07\x00\x00\x00"),
+            (Kind.MAP, b"\x01\x00\x02\x00\x03\x00\x05"),
+            (Kind.MAP, b"\x03\x00\x02\x00\x03\x00"),
+            (Kind.TEXT, b"\x00"),
+            (Kind.TEXT, b"\x00\x00\x00\x00\xff"),
+        ):
+            with self.assertRaisesRegex(ValueError, f"read {kind.value} of an answer"):
+                getattr(answer(kind, payload), kind.value)
 
     def test_another_kind_is_an_error(self):
         with self.assertRaisesRegex(ValueError, "read boxes of an answer: it has values"):
