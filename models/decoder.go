@@ -29,7 +29,7 @@ func (c *Card) decodeDecoder(v document.Value) {
 		f := made()
 		document.SetDefaults(f)
 		v.Decode(f)
-		if slices.ContainsFunc(c.Outputs, func(o Output) bool { return o.Elements() < 1 }) || len(c.Outputs) == 0 {
+		if slices.ContainsFunc(c.Outputs, func(o Tensor) bool { return o.Elements() < 1 }) || len(c.Outputs) == 0 {
 			break // already reported
 		}
 		if err := f.resolve(c); err != nil {
@@ -59,13 +59,8 @@ func (c *Card) checkTopK(v document.Value, k int64) {
 	if len(c.Outputs) == 0 {
 		return // already reported
 	}
-	classes, lists := int64(c.Outputs[0].Elements()), 0
-	for _, d := range c.Outputs[0].Shape {
-		if d > 1 {
-			lists++
-		}
-	}
-	if lists > 1 {
+	classes := int64(c.Outputs[0].Elements())
+	if len(c.Outputs[0].longAxes()) > 1 {
 		v.Find("name").Reject("topk reads one value per class, and %s has shape %v; want a shape like [%d], or another decoder: raw, boxes",
 			c.Outputs[0].Name, c.Outputs[0].Shape, slices.Max(c.Outputs[0].Shape))
 		return

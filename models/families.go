@@ -103,14 +103,14 @@ type familyFile struct {
 
 // Found are the keys of decoders that find several things in a picture.
 type Found struct {
-	// What has a lower score is left out.
+	// Boxes with a lower score are left out.
 	ScoreThreshold float64 `yaml:"score_threshold" default:"0.25" min:"0" max:"1"`
 	// Maximum number of boxes in an answer, best first.
 	MaxBoxes int `yaml:"max_boxes" default:"100" min:"1" max:"1000"`
 	// The only classes in an answer: labels, or numbers in quotes. All if left out.
 	Classes []string `yaml:"classes" minItems:"1" unique:"true" want:"a label, or a class's number in quotes"`
 
-	// Only has an element per class if Classes are set.
+	// Only has an element per class, or none if Classes are not set.
 	Only []bool
 }
 
@@ -148,7 +148,7 @@ func (c *Card) labelled(classes int) error {
 
 // outputNamed returns the index of an output.
 func (c *Card) outputNamed(key, name string) (int, error) {
-	i := slices.IndexFunc(c.Outputs, func(o Output) bool { return o.Name == name })
+	i := slices.IndexFunc(c.Outputs, func(o Tensor) bool { return o.Name == name })
 	if i < 0 {
 		var names []string
 		for _, o := range c.Outputs {
@@ -168,7 +168,7 @@ func (c *Card) single(decoder string) error {
 }
 
 // longAxes returns an output's axes that are longer than 1.
-func (o *Output) longAxes() (axes []int) {
+func (o *Tensor) longAxes() (axes []int) {
 	for _, n := range o.Shape {
 		if n > 1 {
 			axes = append(axes, int(n))
@@ -180,8 +180,8 @@ func (o *Output) longAxes() (axes []int) {
 // YOLO decodes what models of the YOLO family find: boxes, boxes with key points or masks, or rotated boxes.
 type YOLO struct {
 	familyFile
-	// What the output holds. Found from its shape if left out: yolov5 (also v6, v7) [rows, 5 + classes], yolov8
-	// (also 9, 11, 12) [4 + classes, rows], yolov10 (also 26) [boxes, 6], yolox [rows, 5 + classes] that are raw.
+	// The form of the output: yolov5 (also v6, v7) has [rows, 5 + classes], yolov8 (also 9, 11, 12) has [4 + classes, rows],
+	// yolov10 (also 26) has [boxes, 6]. Rows of yolox are like those of yolov5, but raw. If left out, the shape decides.
 	Style string `yaml:"style" oneof:"yolov5|yolov8|yolov10|yolox"`
 	Found
 	// Of boxes of one class that overlap more, one is left.
@@ -200,6 +200,9 @@ type YOLO struct {
 	// Grid is the rows and columns of the prototypes.
 	Grid [2]int
 }
+
+// errNoPicture is the error for a model without a picture, if the size of its boxes follows from that.
+var errNoPicture = errors.New("boxes are in the pixels of a picture; want input, with its size")
 
 // The styles of YOLO.
 const (
@@ -227,6 +230,9 @@ func (in *Input) Grid(stride int) (columns, rows int) {
 }
 
 func (f *YOLO) resolve(c *Card) error {
+	if c.Input.Width < 1 || c.Input.Height < 1 {
+		return errNoPicture
+	}
 	outputs := 1
 	f.Output, f.Prototypes = 0, -1
 	if f.Masks != "" {
@@ -343,7 +349,7 @@ type Classes struct {
 	familyFile
 	// How many classes an answer has at most, best first; 5 if left out.
 	K int `yaml:"k" min:"1" max:"65536"`
-	// What makes probabilities of the values: softmax of one class per picture, sigmoid of any number.
+	// The function that makes probabilities of the values: softmax if a picture has one class, sigmoid if it may have several.
 	Activation string `yaml:"activation" default:"none" oneof:"none|softmax|sigmoid"`
 	// Classes with a lower probability are left out; 0: none.
 	ScoreThreshold float64 `yaml:"score_threshold" default:"0" min:"0" max:"1"`
@@ -399,7 +405,7 @@ type Objects struct {
 	Labels string `yaml:"labels" required:"true" want:"an output's name"`
 	// The output of the number of rows that count, if there is one.
 	Count string `yaml:"count" want:"an output's name"`
-	// What coordinates are in: the picture's pixels, or fractions of its width and height.
+	// The unit of coordinates: the picture's pixels, or fractions of its width and height.
 	Unit string `yaml:"unit" default:"pixels" oneof:"pixels|fractions"`
 	// The order of a box's numbers.
 	Order string `yaml:"order" default:"xyxy" oneof:"xyxy|yxyx"`
@@ -412,6 +418,9 @@ type Objects struct {
 }
 
 func (f *Objects) resolve(c *Card) (err error) {
+	if f.Unit == "pixels" && (c.Input.Width < 1 || c.Input.Height < 1) {
+		return errNoPicture
+	}
 	f.CountOutput = -1
 	for _, o := range []struct {
 		key, name string
@@ -456,8 +465,8 @@ type DETR struct {
 	Boxes string `yaml:"boxes" want:"an output's name"`
 	// The output of the classes, of shape [queries, classes].
 	Scores string `yaml:"scores" want:"an output's name"`
-	// What makes probabilities of the classes: sigmoid with two outputs, none with one if left out. With softmax the last class is
-	// "nothing".
+	// The function that makes probabilities of the classes; with two outputs sigmoid, else none, if left out. With softmax
+	// the last class is "nothing".
 	Activation string `yaml:"activation" oneof:"none|softmax|sigmoid"`
 
 	// Indexes of outputs. The scores begin at column First.
@@ -590,7 +599,7 @@ func (c *Card) grid(decoder string, channels int64) (rows, columns int, err erro
 // Map decodes a value per cell of a grid: the class of each cell (segmentation), or a number (depth, matting).
 type Map struct {
 	familyFile
-	// What a cell of the answer is: its likeliest class, a byte for 0 to 1, or a half-precision number.
+	// The cells of the answer: the likeliest class, a byte for 0 to 1, or a half-precision number.
 	Cells string `yaml:"cells" required:"true" oneof:"classes|u8|f16"`
 
 	Channels, Rows, Columns int

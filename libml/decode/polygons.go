@@ -209,7 +209,7 @@ func (d *polygons) place(output []byte) (p place, ok bool) {
 	return p, true
 }
 
-// mean returns the mean of the cells in a rectangle. Those that a line from corner to corner goes through count, too.
+// mean returns the mean of the cells in a rectangle, with the cells on its sides.
 func (d *polygons) mean(output []byte, corners [4]wire.Point) float32 {
 	x0, y0, x1, y1 := math.MaxInt32, math.MaxInt32, 0, 0
 	for i := range corners {

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// referenceCase is what testdata/reference.py writes: outputs for one picture, and what the code of somebody else finds
-// in them.
+// referenceCase is a file of testdata/reference.py: the outputs for one picture, and the answer of another package for
+// them.
 type referenceCase struct {
 	Card    json.RawMessage
 	Outputs []string

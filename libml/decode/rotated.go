@@ -64,7 +64,7 @@ func (r *rotated) corners() [4]wire.Point {
 	return [4]wire.Point{at(ax+bx, ay+by), at(ax-bx, ay-by), at(-ax-bx, -ay-by), at(bx-ax, by-ay)}
 }
 
-// similarity is how much two rotated boxes are alike, from 0 to 1: one minus the Hellinger distance of the normal
+// similarity is how much two rotated boxes are alike, from 0 to 1. It is one minus the Hellinger distance of the normal
 // distributions with their means and covariances (Llerena et al., Gaussian Bounding Boxes and Probabilistic
 // Intersection-over-Union, 2021).
 func similarity(p, q *rotated) float64 {

@@ -9,8 +9,8 @@ import (
 )
 
 // yolo decodes the models of the YOLO family. Each row of the output is a box: centre and size in pixels of the
-// picture, the score that there is something (v5, X), a score per class, and what the task adds: an angle, key
-// points, or the coefficients of a mask.
+// picture, then scores. Styles v5 and X have a score that there is something, and all but v10 have a score per class.
+// At the end is what the task adds: an angle, key points, or the coefficients of a mask.
 type yolo struct {
 	models.YOLO
 	suppression
@@ -110,8 +110,8 @@ func (d *yolo) scan(output []byte) error {
 	return d.scanRows(output)
 }
 
-// scanColumns finds the best class of each row. A class has all its scores next to each other. Most are too
-// low, which a comparison of bits shows (see boxes.scan).
+// scanColumns finds the best class of each row. A class has all its scores next to each other. It
+// compares bits first, like boxes.scan.
 func (d *yolo) scanColumns(output []byte) error {
 	clear(d.score)
 	bits := positiveBits(d.threshold)
