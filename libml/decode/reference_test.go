@@ -67,7 +67,7 @@ func TestReference(t *testing.T) { compareReferences(t, "testdata") }
 func TestNewReference(t *testing.T) {
 	python := os.Getenv("PENSTOCK_REFERENCE_PYTHON")
 	if python == "" {
-		t.Skip("set PENSTOCK_REFERENCE_PYTHON to a Python with testdata/requirements.txt, and YOLOX_SOURCE to its source")
+		t.Skip("not on this machine: PENSTOCK_REFERENCE_PYTHON names no python3 with testdata/requirements.txt (.ci/run installs it)")
 	}
 	dir := t.TempDir()
 	out, err := exec.Command(python, "testdata/reference.py", dir).CombinedOutput()

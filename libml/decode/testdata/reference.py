@@ -3,7 +3,8 @@ decode compare with them. Each file has a card, the outputs for one picture, and
 
     reference.py DIR [NAME...]
 
-Needs Debian's python3-torch and python3-torchvision, and the packages of requirements.txt.
+Needs Debian's python3-torch and python3-torchvision, the packages of requirements.txt, and the source of yolox 0.3.0 in
+the folder YOLOX_SOURCE. Uses no network.
 """
 
 import base64
@@ -11,12 +12,12 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import types
 
 import numpy as np
 import torch
 
+os.environ.update(YOLO_OFFLINE="true", YOLO_AUTOINSTALL="false", YOLO_VERBOSE="false")
 HEIGHT, WIDTH = 64, 96
 
 
