@@ -11,7 +11,7 @@ import (
 
 // A photo of 200 x 100 lies in the middle of an input of 100 x 100.
 func letterboxed() Frame {
-	_, frame := Resize(image.NewRGBA(image.Rect(0, 0, 200, 100)), Size{Height: 100, Width: 100, Channels: 3}, Letterbox)
+	_, frame := Resize(image.NewRGBA(image.Rect(0, 0, 200, 100)), Size{Height: 100, Width: 100, Channels: 3}, Fit{})
 	return frame
 }
 
