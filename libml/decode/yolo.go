@@ -1,7 +1,6 @@
 package decode
 
 import (
-	"encoding/binary"
 	"math"
 
 	"github.com/penstock/penstock/models"
@@ -110,22 +109,18 @@ func (d *yolo) scan(output []byte) error {
 	return d.scanRows(output)
 }
 
-// scanColumns finds the best class of each row. A class has all its scores next to each other. It
-// compares bits first, like boxes.scan.
+// scanColumns finds the best class of each row. A class has all its scores next to each other.
 func (d *yolo) scanColumns(output []byte) error {
 	clear(d.score)
-	bits := positiveBits(d.threshold)
+	a := newAbove(d.threshold)
 	for class := range d.NumClasses {
 		scores := output[4*(4+class)*d.Rows:][:4*d.Rows]
-		for row := range d.score {
-			b := binary.LittleEndian.Uint32(scores[4*row:])
-			if b < bits {
-				continue
-			}
-			if b&exponent == exponent {
+		for row := a.next(scores, 0); row < d.Rows; row = a.next(scores, row+1) {
+			v := element(scores, row)
+			if v-v != 0 {
 				return d.declared[d.Output].notFinite
 			}
-			if v := math.Float32frombits(b); v > d.score[row] {
+			if v > d.score[row] {
 				d.score[row], d.class[row] = v, uint16(class)
 			}
 		}
