@@ -250,7 +250,7 @@ func (f *YOLO) resolve(c *Card) error {
 		}
 	}
 	if len(c.Outputs) != outputs {
-		return fmt.Errorf("yolo reads %d outputs, the card has %d; list only those", outputs, len(c.Outputs))
+		return fmt.Errorf("yolo reads outputs: %d, the card has %d; list only those that it reads", outputs, len(c.Outputs))
 	}
 	if len(f.KeyPoints) == 2 {
 		if f.KeyPoints[1] != 2 && f.KeyPoints[1] != 3 {

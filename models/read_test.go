@@ -410,7 +410,7 @@ var spoiledCards = []spoiled{
 	{"an output of two YOLOs", yoloCard, "[6, 126]", "[126, 7]", `out has shape [126 7], which fits two styles; want style: yolox for raw boxes, or style: yolov5`, true},
 	{"another style of YOLO", yoloCard, "{name: yolo}", "{name: yolo, style: yolov10}", `out has shape [6 126], want [boxes, 6] (yolov10)`, true},
 	{"classes of YOLO and labels", yoloCard, "[6, 126]", "[7, 126]", `out has shape [7 126]: the outputs have 3 classes, the labels name 2`, true},
-	{"YOLO with several outputs", yoloCard, "[{name: out", "[{name: other, shape: [2]}, {name: out", `yolo reads 1 outputs, the card has 2; list only those`, true},
+	{"YOLO with several outputs", yoloCard, "[{name: out", "[{name: other, shape: [2]}, {name: out", `yolo reads outputs: 1, the card has 2; list only those that it reads`, true},
 	{"masks that are not there", yoloCard, "{name: yolo}", "{name: yolo, masks: mask}", `masks: no output is called "mask"; known are out`, true},
 	{"key points without values", yoloCard, "{name: yolo}", "{name: yolo, keypoints: [17]}", `decoder.keypoints: has 1 elements, want 2 (points, values of each)`, false},
 	{"a class that is not there", yoloCard, "{name: yolo}", "{name: yolo, classes: [dug]}", `classes has "dug", want labels or numbers below 2, did you mean "dog"?`, true},
