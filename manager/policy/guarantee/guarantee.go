@@ -194,7 +194,8 @@ type Action struct {
 
 // Decide returns an Action for each function, in the same order. Guarantees that the
 // operator set come first. The others get their whole needs while these fit: first the highest
-// priority, then the smallest need. As many as possible are kept, instead of all being late. Functions
+// priority, then the smallest need; those whose costs are not known come last. As many as possible are kept, instead of all
+// being late. Functions
 // that do not fit divide what is left. If all fit, all do. A function of unknown cost needs an equal part.
 //
 // A function that is not kept comes after others of its objective: it
@@ -275,9 +276,15 @@ func (f *Function) claim(need float64) float64 {
 // divide gives what is left of the device to the open functions. Their actions must have Need. A function joins
 // those that are kept if all their needs fit, and stays if all their claims do.
 func divide(left float64, open []int, functions []Function, actions []Action) {
+	unknown := func(f *Function) int {
+		if f.costKnown() {
+			return 0
+		}
+		return 1
+	}
 	slices.SortStableFunc(open, func(i, j int) int {
 		f, g := &functions[i], &functions[j]
-		return cmp.Or(cmp.Compare(g.Priority, f.Priority), cmp.Compare(f.claim(actions[i].Need), g.claim(actions[j].Need)))
+		return cmp.Or(cmp.Compare(g.Priority, f.Priority), cmp.Compare(unknown(f), unknown(g)), cmp.Compare(f.claim(actions[i].Need), g.claim(actions[j].Need)))
 	})
 	needs, claims := 0.0, 0.0 // of those that are kept
 	receivers := slices.Clone(open)

@@ -136,6 +136,14 @@ func TestUnknownCosts(t *testing.T) {
 	}
 }
 
+// A function of unknown cost takes no guarantee from others.
+func TestUnknownCostLast(t *testing.T) {
+	busy := Function{Objective: 25 * ms, Rate: 100, Cost: 6 * ms, Batch: 1, Kept: true}
+	if actions := Decide([]Function{{Objective: 25 * ms}, busy}); !actions[1].Kept || actions[0].Kept {
+		t.Errorf("a new function takes the guarantee of one that needs %.0f %%: %+v", 100*actions[1].Need, actions)
+	}
+}
+
 func TestLevel(t *testing.T) {
 	modest := Function{Objective: 25 * ms, Rate: 10, Cost: 10 * ms, Batch: 1}
 	greedy := Function{Objective: 25 * ms, Rate: 1000, Cost: 10 * ms, Batch: 1}
