@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -73,7 +74,7 @@ func TestOverdue(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			b := newOverdueHarness(t)
 			q := b.queues[0]
-			var log bytes.Buffer
+			var log lockedLog
 			b.mu.Lock()
 			q.log = zerolog.New(&log)
 			b.mu.Unlock()
@@ -113,6 +114,24 @@ func TestOverdue(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lockedLog is a log that is read while the port may still write it.
+type lockedLog struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // TestOverdueTimes checks the rules that bring an answer within 50 ms of the deadline: at
