@@ -80,3 +80,17 @@ func TestErrorsAreJSON(t *testing.T) {
 		t.Error(fmt.Sprint(response.Status, text))
 	}
 }
+
+// The first request to a gateway that starts finds the functions of its node.
+func TestFirstRequest(t *testing.T) {
+	address, authorization := runGateway(t, oneBox)
+	request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v2/models/finder", nil)
+	request.Header.Set("Authorization", authorization)
+	response, err := http.DefaultClient.Do(request)
+	must.OK(t, err)
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(response.Body)
+		t.Errorf("%d: %s", response.StatusCode, text)
+	}
+}

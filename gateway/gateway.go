@@ -108,6 +108,12 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	}
 	defer listener.Close()
 
+	// A client that knows a function, from the time before a restart, must find it.
+	select {
+	case <-s.functions.Tried():
+	case <-time.After(firstAnswer):
+	case <-ctx.Done():
+	}
 	web := webserver.New(listener, access.guard(s.routes()), webserver.Options{Connections: maxConnections, Log: o.Log})
 	web.RegisterOnShutdown(s.events.close) // Shutdown waits for requests
 	ended := make(chan error, 1)
@@ -129,6 +135,9 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	}
 	return nil
 }
+
+// firstAnswer is how long the gateway waits for the functions of a node that starts.
+const firstAnswer = 2 * time.Second
 
 func newServer(o Options) *server {
 	s := &server{

@@ -38,6 +38,7 @@ type Set struct {
 	dir     string // runtime folder
 	observe func(*control.Sample)
 	log     zerolog.Logger
+	tried   chan struct{} // closed after the first attempt
 
 	mu        sync.RWMutex
 	functions map[string]*Function
@@ -74,16 +75,22 @@ var ErrUnknown = errors.New("no such function")
 // NewSet returns the functions of the node with that runtime folder. It has none before Run.
 // observe, if not nil, is called with each sample of the manager, from one goroutine at a time.
 func NewSet(dir string, observe func(*control.Sample), log zerolog.Logger) *Set {
-	return &Set{dir: dir, observe: observe, log: log, functions: map[string]*Function{}, err: errors.New("manager has not been asked yet")}
+	return &Set{dir: dir, observe: observe, log: log, functions: map[string]*Function{}, err: errors.New("manager has not been asked yet"), tried: make(chan struct{})}
 }
+
+// Tried is closed after the first request to the manager.
+func (s *Set) Tried() <-chan struct{} { return s.tried }
 
 // Run follows the node until ctx ends. If the manager does not answer, the last known functions
 // remain.
 func (s *Set) Run(ctx context.Context) {
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()
-	for {
+	for first := true; ; first = false {
 		err := s.Refresh(ctx)
+		if first {
+			close(s.tried)
+		}
 		if ctx.Err() != nil {
 			s.close()
 			return
