@@ -108,7 +108,7 @@ class Files(unittest.TestCase):
 
 class Spec:
     def __init__(self, name, shape):
-        self.name, self.shape = name, shape
+        self.name, self.shape, self.type = name, shape, "f32"
 
 
 class Outputs(unittest.TestCase):
@@ -160,7 +160,7 @@ class Trials(unittest.TestCase):
             patch.start()
             self.addCleanup(patch.stop)
         self.gpu = gpu.GPU.__new__(gpu.GPU)
-        self.gpu.env = types.SimpleNamespace(input=types.SimpleNamespace(shape=(3,)))
+        self.gpu.env = types.SimpleNamespace(input=types.SimpleNamespace(shape=(3,)), outputs=[])
         self.gpu.module, self.gpu.reference, self.gpu.aside = None, None, "aside"
         self.gpu.sample = unittest.mock.MagicMock()
         self.lane = gpu.Lane()
