@@ -305,7 +305,7 @@ type IdleMicros struct {
 	Max   float64 `json:"max"`
 }
 
-// InputStatus is the picture format that a function expects on the wire.
+// InputStatus is what a function expects on the wire: a picture, or tensors.
 type InputStatus struct {
 	Height   int `json:"height"`
 	Width    int `json:"width"`
@@ -318,4 +318,13 @@ type InputStatus struct {
 	// Fit and Pad are those of models.Input.
 	Fit string `json:"fit,omitempty"`
 	Pad []int  `json:"pad,omitempty"`
+	// Tensors are those of a request that is no picture. All other fields but Bytes are then zero.
+	Tensors []TensorStatus `json:"tensors,omitempty"`
+}
+
+// TensorStatus describes an input of one request.
+type TensorStatus struct {
+	Name  string  `json:"name"`
+	Type  string  `json:"type"` // models.DType
+	Shape []int64 `json:"shape"`
 }

@@ -47,8 +47,12 @@ type Card struct {
 	File string
 	Dir  string
 
-	Input   Input
-	Outputs []Tensor
+	// Input is what a request holds. Inputs are the tensors that it holds if it is not a picture; see InputTensors.
+	Input  Input
+	Inputs []Tensor `json:",omitempty"`
+	// Constants are the values of inputs that no request has, by name.
+	Constants map[string][]float64 `json:",omitempty"`
+	Outputs   []Tensor
 
 	// Batches are the batch sizes that are prepared, ascending, first element 1.
 	// A batch between two sizes is padded to the next.
@@ -110,7 +114,8 @@ type Knee struct {
 	Percent float64 `yaml:"percent" required:"true" min:"0" max:"100"`
 }
 
-// Input describes the picture on the wire and the tensor that the model takes.
+// Input describes the picture on the wire and the tensor that the model takes. A request of tensors is
+// described as a picture of one line, whose pixels are bytes.
 type Input struct {
 	// Name is the model's input name.
 	Name string
@@ -131,12 +136,70 @@ type Input struct {
 	// Pad is the colour beside it, a value per channel of the picture; black if empty.
 	Fit string `json:",omitempty"`
 	Pad []int  `json:",omitempty"`
+	// Parts are the tensors of a request that is not a picture, in the order of Card.Inputs. Cards
+	// never set it.
+	Parts []Part `json:",omitempty"`
 	// ReverseChannels turns RGB on the wire into BGR in the tensor (or back).
 	ReverseChannels bool
 	// Mean and Std normalise each tensor channel: (v - Mean[c]) / Std[c], in the
 	// tensor's channel order. Both have one value per channel, or both are empty
 	// for no normalisation.
 	Mean, Std []float32
+}
+
+// Part is the place of a tensor among the inputs of a batch.
+type Part struct {
+	At    int // offset of the tensor of the largest batch
+	Bytes int // of one image
+}
+
+// pack describes requests of tensors: without gaps, in this order. The largest batch has n images.
+func pack(tensors []Tensor, n int) Input {
+	in := Input{Height: 1, Channels: 1, WireType: U8, WireLayout: HWC, TensorType: U8, TensorLayout: HWC}
+	at := 0
+	for i := range tensors {
+		bytes := tensors[i].Bytes()
+		in.Parts, in.Width = append(in.Parts, Part{at, bytes}), in.Width+bytes
+		at += Aligned(n * bytes)
+	}
+	return in
+}
+
+// Places returns the places of the input tensors.
+func (in *Input) Places() []Part {
+	if len(in.Parts) > 0 {
+		return in.Parts
+	}
+	return []Part{{0, in.TensorBytes()}}
+}
+
+// last returns the place of the last input.
+func (in *Input) last() Part {
+	if n := len(in.Parts); n > 0 {
+		return in.Parts[n-1]
+	}
+	return Part{0, in.TensorBytes()}
+}
+
+// BatchBytes returns the size of the memory for the inputs of the largest batch, and of n images if there is one
+// input.
+func (in *Input) BatchBytes(n int) int { return in.last().At + n*in.last().Bytes }
+
+// Images returns how many images fit into the memory for inputs. It is the inverse of BatchBytes.
+func (in *Input) Images(batchBytes int) int {
+	last := in.last()
+	if batchBytes < last.At || last.Bytes == 0 {
+		return 0
+	}
+	return (batchBytes - last.At) / last.Bytes
+}
+
+// InputTensors returns the tensors that requests fill: Inputs, or the one that the gather makes of a picture.
+func (c *Card) InputTensors() []Tensor {
+	if len(c.Inputs) > 0 {
+		return c.Inputs
+	}
+	return []Tensor{{c.Input.Name, c.Input.TensorType, c.Input.Shape(1)[1:]}}
 }
 
 // WireBytes returns the size of one request's payload.
@@ -149,7 +212,7 @@ func (in *Input) WireBytes() int {
 
 // IsPicture reports whether requests are pictures of 8 bits per channel, grey or RGB.
 func (in *Input) IsPicture() bool {
-	return in.WireType == U8 && (in.Channels == 1 || in.Channels == 3)
+	return len(in.Parts) == 0 && in.WireType == U8 && (in.Channels == 1 || in.Channels == 3)
 }
 
 // TensorBytes returns the size of one image of the batch tensor.

@@ -21,10 +21,14 @@ type cardFile struct {
 	Command []string `yaml:"command" minItems:"1" want:"a part of a command, like [./my-if, --flag]"`
 	// The model's file, relative to the card's folder.
 	Model string `yaml:"model" want:"the model's file, beside the card"`
-	// The picture on the wire, and the tensor that the model takes.
-	Input inputFile `yaml:"input" required:"true" want:"what arrives and what tensor the model wants"`
+	// The picture on the wire, and the tensor that the model takes. A card has this or inputs.
+	Input inputFile `yaml:"input" want:"what arrives and what tensor the model wants"`
+	// The tensors that a request holds, in this order without gaps, each of shape [batch, shape...] in the model.
+	Inputs []tensorFile `yaml:"inputs" minItems:"1" maxItems:"32" want:"{name, type, shape}"`
+	// Inputs that no request has: a number, or a list of numbers, for each name.
+	Constants document.Value `yaml:"constants"`
 	// The outputs of the model that are used, each of shape [batch, shape...].
-	Outputs []outputFile `yaml:"outputs" required:"true" minItems:"1" maxItems:"32" want:"{name, shape}"`
+	Outputs []tensorFile `yaml:"outputs" required:"true" minItems:"1" maxItems:"32" want:"{name, shape}"`
 	// The batch sizes that are prepared, ascending. A batch between two of them is padded. The first is 1,
 	// or the only one is the size of a model with a fixed batch. [1] if left out.
 	Batches []int `yaml:"batches" minItems:"1" maxItems:"16" unique:"true" min:"1" max:"1024"`
@@ -72,12 +76,12 @@ type formatFile struct {
 	Layout Layout `yaml:"layout" required:"true" oneof:"hwc|chw"`
 }
 
-type outputFile struct {
-	// The model's output.
+type tensorFile struct {
+	// The tensor's name in the model.
 	Name string `yaml:"name" required:"true" pattern:"^[^\\x00-\\x1f]{1,1000}$" want:"a tensor's name, without control characters"`
 	// Element type.
 	Type DType `yaml:"type" default:"f32" oneof:"bool|i8|i16|i32|i64|u8|u16|u32|u64|f16|bf16|f32|f64"`
-	// The shape of one image's output, without the batch; [] if there is one value per image.
+	// The shape without the batch axis; [] if there is one value per request.
 	Shape []int64 `yaml:"shape" required:"true" maxItems:"8" min:"1" max:"268435456"`
 }
 

@@ -119,8 +119,24 @@ func (c *Card) decode(root document.Value) {
 	c.Name, c.Version, c.SLO, c.Threads = f.Name, f.Version, f.SLO, f.Threads
 	c.KneePercent, c.Knees = f.KneePercent, f.Knees
 	c.checkProgram(root, &f)
-	c.checkInput(root.Find("input"), &f.Input)
-	c.checkOutputs(root.Find("outputs"), f.Outputs)
+	switch hasInput, hasInputs := root.Has("input"), root.Has("inputs"); {
+	case hasInput && hasInputs:
+		root.Find("inputs").Reject("is set next to input, want one of the two")
+	case hasInputs:
+		c.Inputs = checkTensors(root.Find("inputs"), f.Inputs)
+	case hasInput:
+		c.checkInput(root.Find("input"), &f.Input)
+	default:
+		root.Find("input").Reject("is missing, want what arrives and what tensor the model wants; or inputs, a list of tensors")
+	}
+	if c.Framework == PyTorch && root.Has("inputs") {
+		root.Find("inputs").Reject("is not supported by framework pytorch, want input; or a program with callbacks (command)")
+	}
+	c.decodeConstants(f.Constants)
+	if c.Framework == PyTorch && len(c.Constants) > 0 {
+		root.Find("constants").Reject("is not supported by framework pytorch; build the values into the model")
+	}
+	c.Outputs = checkTensors(root.Find("outputs"), f.Outputs)
 
 	if c.Batches = f.Batches; !root.Has("batches") {
 		c.Batches = []int{1}
@@ -137,18 +153,24 @@ func (c *Card) decode(root document.Value) {
 	}
 	c.decodeLabels(f.Labels)
 	c.decodeDecoder(f.Decoder)
+	c.packInputs(root.Find("inputs"))
 	c.checkBytes(root)
 	c.noteLines(root)
 }
 
 func (c *Card) noteLines(root document.Value) {
-	input, outputs := root.Find("input"), root.Find("outputs")
-	c.Lines = map[string]int{
-		"batches": root.Find("batches").Line(), "input.name": input.Find("name").Line(), "input.size": input.Find("size").Line(),
+	c.Lines = map[string]int{"batches": root.Find("batches").Line()}
+	if input := root.Find("input"); len(c.Inputs) == 0 {
+		c.Lines["input.name"], c.Lines["input.size"] = input.Find("name").Line(), input.Find("size").Line()
 	}
-	for i := range c.Outputs {
-		c.Lines[fmt.Sprintf("outputs[%d].name", i)] = outputs.Find(i, "name").Line()
-		c.Lines[fmt.Sprintf("outputs[%d].shape", i)] = outputs.Find(i, "shape").Line()
+	if len(c.Constants) > 0 {
+		c.Lines["constants"] = root.Find("constants").Line()
+	}
+	for key, tensors := range map[string][]Tensor{"inputs": c.Inputs, "outputs": c.Outputs} {
+		for i := range tensors {
+			c.Lines[fmt.Sprintf("%s[%d].name", key, i)] = root.Find(key, i, "name").Line()
+			c.Lines[fmt.Sprintf("%s[%d].shape", key, i)] = root.Find(key, i, "shape").Line()
+		}
 	}
 }
 
@@ -314,21 +336,74 @@ func inBytes(values []float32) string {
 	return "[" + strings.Join(text, ", ") + "]"
 }
 
-func (c *Card) checkOutputs(v document.Value, outputs []outputFile) {
-	for i, f := range outputs {
-		o, at := Tensor(f), v.Find(i)
-		if o.Name != "" && slices.ContainsFunc(c.Outputs, func(p Tensor) bool { return p.Name == o.Name }) {
-			at.Find("name").Reject("%q is listed twice", o.Name)
+func checkTensors(v document.Value, files []tensorFile) (tensors []Tensor) {
+	for i, f := range files {
+		t, at := Tensor(f), v.Find(i)
+		if t.Name != "" && slices.ContainsFunc(tensors, func(o Tensor) bool { return o.Name == t.Name }) {
+			at.Find("name").Reject("%q is listed twice", t.Name)
 		}
 		total := int64(1)
-		for _, n := range o.Shape {
+		for _, n := range t.Shape {
 			if total *= n; total > maxElements {
 				at.Find("shape").Reject("has more than %d elements", int64(maxElements))
-				o.Shape = nil
+				t.Shape = nil
 				break
 			}
 		}
-		c.Outputs = append(c.Outputs, o)
+		tensors = append(tensors, t)
+	}
+	return tensors
+}
+
+// packInputs describes requests of tensors.
+func (c *Card) packInputs(v document.Value) {
+	if len(c.Inputs) == 0 || len(c.Batches) == 0 {
+		return
+	}
+	total := 0
+	for i := range c.Inputs {
+		if total += c.Inputs[i].Bytes(); total > maxRequestBytes {
+			v.Reject("take more than %d bytes in a request", maxRequestBytes)
+			return
+		}
+	}
+	c.Input = pack(c.Inputs, c.MaxBatch())
+}
+
+// decodeConstants reads inputs that no request has.
+func (c *Card) decodeConstants(v document.Value) {
+	const rule = "a map from names of inputs to a number, or a list of numbers"
+	if v.Absent() {
+		return
+	}
+	plain, ok := v.Plain().(map[string]any)
+	if !ok {
+		v.Reject("is no map, want %s, like {sr: 16000}", rule)
+		return
+	}
+	c.Constants = map[string][]float64{}
+	for name, value := range plain {
+		list, ok := value.([]any)
+		if !ok {
+			list = []any{value}
+		}
+		for _, e := range list {
+			switch n := e.(type) {
+			case int64:
+				c.Constants[name] = append(c.Constants[name], float64(n))
+			case float64:
+				c.Constants[name] = append(c.Constants[name], n)
+			default:
+				v.Reject("%s is %v, want %s", name, value, rule)
+				return
+			}
+		}
+		if len(list) == 0 || len(list) > maxChannels {
+			v.Reject("%s has %d numbers, want 1 to %d", name, len(list), maxChannels)
+		}
+		if slices.ContainsFunc(c.InputTensors(), func(t Tensor) bool { return t.Name == name }) {
+			v.Reject("%s is an input of requests, too; want it in one of the two", name)
+		}
 	}
 }
 
@@ -338,7 +413,7 @@ func (c *Card) checkBytes(root document.Value) {
 		return
 	}
 	n := int64(c.MaxBatch())
-	total := n * int64(c.Input.TensorBytes())
+	total := int64(c.Input.BatchBytes(int(n)))
 	for i := range c.Outputs {
 		total += n * int64(c.Outputs[i].Bytes())
 	}

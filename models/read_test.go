@@ -84,6 +84,20 @@ const dflDecoder = `decoder:
 // dflCard is boxCard with the other style.
 var dflCard = boxCard[:strings.Index(boxCard, "decoder:")] + dflDecoder
 
+const speechCard = `name: speech
+version: 1
+framework: onnx
+model: model.onnx
+inputs:
+  - {name: audio, shape: [3]}
+  - {name: mask, type: bool, shape: []}
+  - {name: "token ids", type: i64, shape: [2, 1]}
+constants: {sr: 16000, range: [0, 0.5]}
+outputs: [{name: y, type: i64, shape: []}]
+batches: [1, 10]
+slo: 1s
+`
+
 const ownCard = `name: own
 version: 1
 command: [./program, --fast]
@@ -262,6 +276,32 @@ func TestReadCardFit(t *testing.T) {
 	}
 }
 
+// Requests of tensors are packed. In a batch each tensor begins at a multiple of TensorAlignment.
+func TestReadCardInputs(t *testing.T) {
+	c, err := read(t, folder(t), speechCard)
+	must.OK(t, err)
+	want := []Tensor{{"audio", F32, []int64{3}}, {"mask", Bool, nil}, {"token ids", I64, []int64{2, 1}}}
+	if !reflect.DeepEqual(c.Inputs, want) || !reflect.DeepEqual(c.InputTensors(), want) {
+		t.Errorf("inputs %+v, want %+v", c.Inputs, want)
+	}
+	if want := map[string][]float64{"sr": {16000}, "range": {0, 0.5}}; !reflect.DeepEqual(c.Constants, want) {
+		t.Errorf("constants %v, want %v", c.Constants, want)
+	}
+	in := &c.Input
+	if want := []Part{{0, 12}, {128, 1}, {192, 16}}; !slices.Equal(in.Places(), want) || in.WireBytes() != 29 || in.IsPicture() {
+		t.Errorf("a request of %d bytes with %v, want 29 and %v", in.WireBytes(), in.Places(), want)
+	}
+	if n := in.BatchBytes(10); n != 192+10*16 || in.Images(n) != 10 || in.Images(n-1) != 9 || in.Images(191) != 0 {
+		t.Errorf("10 images take %d bytes, which are of %d", n, in.Images(n))
+	}
+	if want := Aligned(352) + 128; c.TensorBytes() != want {
+		t.Errorf("tensors take %d bytes, want %d", c.TensorBytes(), want)
+	}
+	if c.Lines["inputs[2].shape"] != 8 || c.Lines["constants"] != 9 {
+		t.Errorf("lines %v", c.Lines)
+	}
+}
+
 func TestReadCardDefaults(t *testing.T) {
 	dir := folder(t)
 	got, err := read(t, dir, ownCard)
@@ -343,6 +383,15 @@ var spoiledCards = []spoiled{
 	{"a model that is not there", card, "model: model.onnx", "model: gone.onnx", `gone.onnx: no such file or directory`, true},
 	{"an empty model", card, "model: model.onnx", "model: empty.onnx", `empty.onnx is empty`, true},
 	{"a model that is a folder", card, "model: model.onnx", "model: .", `is not a regular file`, true},
+	{"both kinds of input", speechCard, "inputs:", "input: {size: [1, 1, 1], wire: {type: u8, layout: hwc}, tensor: {type: u8, layout: hwc}}\ninputs:", `inputs: is set next to input`, false},
+	{"no inputs", speechCard, speechCard[strings.Index(speechCard, "inputs:"):strings.Index(speechCard, "constants:")], "", `input: is missing, want what arrives and what tensor the model wants; or inputs`, false},
+	{"an input of strings", speechCard, "type: bool", "type: string", `inputs[1].type: is "string", want bool,`, false},
+	{"an input twice", speechCard, "name: mask", "name: audio", `inputs[1].name: "audio" is listed twice`, true},
+	{"inputs too large", speechCard, "shape: [3]", "shape: [67108864]", `inputs: take more than 67107840 bytes in a request`, true},
+	{"a constant that is an input", speechCard, "sr:", "mask:", `constants: mask is an input of requests, too`, true},
+	{"a constant that is text", speechCard, "16000", "many", `constants: sr is many, want a map from names of inputs to a number, or a list`, false},
+	{"a constant of nothing", speechCard, "16000", "[]", `constants: sr has 0 numbers, want 1 to 1024`, false},
+	{"constants that are a list", speechCard, "{sr: 16000, range: [0, 0.5]}", "[1]", `constants: is no map`, false},
 	{"no input", card, card[strings.Index(card, "input:"):strings.Index(card, "outputs:")], "", `input: is missing`, false},
 	{"an input that is a list", card, card[strings.Index(card, "input:"):strings.Index(card, "outputs:")], "input: [1, 2]\n", `input: is a list of 2, want a map of name, size`, false},
 	{"an input without a name", card, "  name: image\n", "", `input.name: is missing`, false},
@@ -548,7 +597,7 @@ func valid(t testing.TB, s *jsonschema.Schema, text string) error {
 
 func TestSchema(t *testing.T) {
 	s := schema(t)
-	for name, text := range map[string]string{"card": card, "boxCard": boxCard, "dflCard": dflCard, "ownCard": ownCard} {
+	for name, text := range map[string]string{"card": card, "boxCard": boxCard, "dflCard": dflCard, "ownCard": ownCard, "speechCard": speechCard} {
 		if err := valid(t, s, text); err != nil {
 			t.Errorf("%s: the schema refuses what the reader takes: %v", name, err)
 		}
@@ -590,6 +639,10 @@ func TestGeneratedSchema(t *testing.T) {
 	keydoc.Golden(t, "../configs/card.schema.json", keydoc.Schema(reflect.TypeFor[cardFile](), comments, "Penstock model card",
 		"Describes one model. The reader checks more: that files exist, that products stay in bounds, that the decoder's outputs are the card's.",
 		map[string]any{
+			"constants": map[string]any{"type": "object", "additionalProperties": map[string]any{"oneOf": []any{
+				map[string]any{"type": "number"},
+				map[string]any{"type": "array", "minItems": 1, "maxItems": maxChannels, "items": map[string]any{"type": "number"}},
+			}}},
 			"decoder": map[string]any{"oneOf": decoders},
 			"labels": map[string]any{"oneOf": []any{
 				map[string]any{"type": "string", "minLength": 1},
@@ -598,9 +651,10 @@ func TestGeneratedSchema(t *testing.T) {
 		}, json.RawMessage(programRules)))
 }
 
-// programRules state which keys name the program that runs a model, and that mean and std need each
+// programRules state which keys name the program that runs a model, that a card has one kind of input, and that mean and std need each
 // other.
 const programRules = `[
+	{"oneOf": [{"required": ["input"]}, {"required": ["inputs"]}]},
 	{"oneOf": [{"required": ["framework"], "not": {"required": ["command"]}}, {"required": ["command"], "not": {"required": ["framework"]}}]},
 	{"if": {"properties": {"framework": {"const": "onnx"}}, "required": ["framework"]}, "then": {"required": ["model"], "properties": {"input": {"required": ["name"]}}}},
 	{"if": {"properties": {"framework": {"const": "pytorch"}}, "required": ["framework"]}, "then": {"required": ["model"]}},
@@ -616,7 +670,7 @@ func TestConstantsMatchTags(t *testing.T) {
 		{document.KeyOf[cardFile]("name"), "pattern", NamePattern},
 		{document.KeyOf[cardFile]("batches"), "max", MaxBatchSize},
 		{document.KeyOf[Knee]("batch"), "max", MaxBatchSize},
-		{document.KeyOf[outputFile]("shape"), "max", maxTensorBytes / 4},
+		{document.KeyOf[tensorFile]("shape"), "max", maxElements},
 		{document.KeyOf[boxesFile]("max_boxes"), "max", maxBoxes},
 	} {
 		if got := row.k.Tag.Get(row.tag); got != fmt.Sprint(row.want) {

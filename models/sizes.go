@@ -15,7 +15,7 @@ func (c *Card) MaxBatch() int { return c.Batches[len(c.Batches)-1] }
 // TensorBytes returns the size of the buffer for the input tensor and all
 // output tensors of the largest batch, each aligned.
 func (c *Card) TensorBytes() int {
-	return Aligned(c.MaxBatch()*c.Input.TensorBytes()) + c.OutputBytes()
+	return Aligned(c.Input.BatchBytes(c.MaxBatch())) + c.OutputBytes()
 }
 
 // OutputBytes returns the size of the buffer for all output tensors of the

@@ -85,6 +85,42 @@ func (t DType) float(data []byte) float32 {
 	return float32(data[0]) // Bool, U8
 }
 
+// Append appends an element to dst in little endian: the nearest value of the type. Integers hold v (Holds).
+func (t DType) Append(dst []byte, v float64) []byte {
+	switch t {
+	case F16:
+		return binary.LittleEndian.AppendUint16(dst, wire.FloatToHalf(float32(v)))
+	case BF16:
+		bits := math.Float32bits(float32(v))
+		return binary.LittleEndian.AppendUint16(dst, uint16((bits+0x7fff+bits>>16&1)>>16))
+	case F32:
+		return binary.LittleEndian.AppendUint32(dst, math.Float32bits(float32(v)))
+	case F64:
+		return binary.LittleEndian.AppendUint64(dst, math.Float64bits(v))
+	case U64:
+		if v >= 1<<63 {
+			return binary.LittleEndian.AppendUint64(dst, uint64(v))
+		}
+	}
+	bits := binary.LittleEndian.AppendUint64(nil, uint64(int64(math.RoundToEven(v))))
+	return append(dst, bits[:t.Bytes()]...)
+}
+
+// Holds reports whether the type has an element of this value, rounded if it is a float.
+func (t DType) Holds(v float64) bool {
+	bits, least := 8*t.Bytes(), 0.0
+	switch t {
+	case Bool:
+		return v == 0 || v == 1
+	case I8, I16, I32, I64:
+		bits--
+		least = -math.Ldexp(1, bits)
+	case F16, BF16, F32, F64:
+		return !math.IsNaN(v)
+	}
+	return v == math.Trunc(v) && v >= least && v < math.Ldexp(1, bits)
+}
+
 // Tensor is an input or output of the model. Its shape in a batch of n images is [n, Shape...].
 type Tensor struct {
 	Name string

@@ -156,6 +156,9 @@ func (f *Function) Items(a Answer, found []Detection) (items []Item) {
 
 // CheckPhotos returns ErrNoPicture if photos cannot be resized to a model's input.
 func CheckPhotos(in *models.Input) error {
+	if len(in.Parts) > 0 {
+		return fmt.Errorf("%w: send its tensors", ErrNoPicture)
+	}
 	if !in.IsPicture() {
 		return fmt.Errorf("%w: it takes %d channels of %s, want 1 or 3 of u8; send a tensor instead", ErrNoPicture, in.Channels, in.WireType)
 	}

@@ -31,7 +31,7 @@ const maxDistance = 0.25
 
 // Reference is a picture and the CPU's answer to it.
 type Reference struct {
-	Input   []byte      // one image, as the gather writes it
+	Input   []byte      // one image of each input, as the gather writes it, without gaps
 	Outputs [][]float32 // of the card's outputs; empty if the model does not run on the CPU
 }
 
@@ -41,10 +41,14 @@ const Samples = 3
 // Sample returns the k-th picture, k < Samples, as the gather writes it to the input tensor. The first is
 // noise. The others have broad stripes and dark noise, because a model may answer all noise alike. The
 // picture's elements are bytes, also if the card has another type on the wire: random floats
-// include infinities.
-func Sample(in models.Input, k int) ([]byte, error) {
+// include infinities. Of a request of tensors, a sample has floats from -1 to 1, and integers of 0 and 1,
+// because larger ones may be the number of nothing.
+func Sample(card *models.Card, k int) ([]byte, error) {
+	in, rng := card.Input, rand.New(rand.NewPCG(1, 2+uint64(k)))
+	if len(in.Parts) > 0 {
+		return sampleTensors(card.Inputs, rng), nil
+	}
 	in.WireType = models.U8
-	rng := rand.New(rand.NewPCG(1, 2+uint64(k)))
 	picture := make([]byte, in.WireBytes())
 	stripe, values := [Samples]int{1, len(picture)/8 + 1, 1}[k], [Samples]int{256, 256, 64}[k]
 	for i := range picture {
@@ -60,6 +64,20 @@ func Sample(in models.Input, k int) ([]byte, error) {
 		return nil, fmt.Errorf("make a sample: %w", err)
 	}
 	return tensor, nil
+}
+
+func sampleTensors(tensors []models.Tensor, rng *rand.Rand) (data []byte) {
+	for i := range tensors {
+		t := &tensors[i]
+		for range t.Elements() {
+			v := float64(rng.IntN(2))
+			if t.Type.IsFloat() {
+				v = 2*rng.Float64() - 1
+			}
+			data = t.Type.Append(data, v)
+		}
+	}
+	return data
 }
 
 // Digest returns the SHA-256 of a sample, or of a file of a prepared model.

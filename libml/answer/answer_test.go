@@ -43,7 +43,7 @@ func TestSample(t *testing.T) {
 		Height: 8, Width: 8, Channels: 3, WireType: models.F32, WireLayout: models.CHW, TensorType: models.F32, TensorLayout: models.HWC,
 		Mean: []float32{10, 20, 30}, Std: []float32{2, 3, 4},
 	}
-	tensor, err := Sample(in, 0)
+	tensor, err := Sample(&models.Card{Input: in}, 0)
 	must.OK(t, err)
 	different := map[float32]bool{}
 	for i, v := range Floats(models.F32, tensor) {

@@ -98,7 +98,7 @@ func TestSamples(t *testing.T) {
 		in := models.Input{Height: side, Width: side, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.CHW}
 		var sums []int
 		for k := range Samples {
-			tensor, err := Sample(in, k)
+			tensor, err := Sample(&models.Card{Input: in}, k)
 			must.OK(t, err)
 			sum := 0
 			for _, v := range tensor {

@@ -10,20 +10,22 @@ import (
 // cardFile is a card with the keys of its file, for penstock_environment.card. It also has the
 // defaults, and its paths are absolute.
 type cardFile struct {
-	Name        string         `json:"name"`
-	Version     uint32         `json:"version"`
-	Framework   string         `json:"framework,omitempty"`
-	Command     []string       `json:"command,omitempty"`
-	Model       string         `json:"model,omitempty"`
-	Input       cardInput      `json:"input"`
-	Outputs     []cardOutput   `json:"outputs"`
-	Batches     []int          `json:"batches"`
-	SLO         float64        `json:"slo"` // seconds
-	KneePercent float64        `json:"knee_percent,omitempty"`
-	Knees       []cardKnee     `json:"knees,omitempty"`
-	Threads     int            `json:"threads"`
-	Decoder     map[string]any `json:"decoder"`
-	Labels      []string       `json:"labels,omitempty"`
+	Name        string               `json:"name"`
+	Version     uint32               `json:"version"`
+	Framework   string               `json:"framework,omitempty"`
+	Command     []string             `json:"command,omitempty"`
+	Model       string               `json:"model,omitempty"`
+	Input       *cardInput           `json:"input,omitempty"`
+	Inputs      []cardTensor         `json:"inputs,omitempty"`
+	Constants   map[string][]float64 `json:"constants,omitempty"`
+	Outputs     []cardTensor         `json:"outputs"`
+	Batches     []int                `json:"batches"`
+	SLO         float64              `json:"slo"` // seconds
+	KneePercent float64              `json:"knee_percent,omitempty"`
+	Knees       []cardKnee           `json:"knees,omitempty"`
+	Threads     int                  `json:"threads"`
+	Decoder     map[string]any       `json:"decoder"`
+	Labels      []string             `json:"labels,omitempty"`
 
 	// File is the card's file, Dir its folder.
 	File string `json:"file"`
@@ -47,8 +49,8 @@ type cardFormat struct {
 	Layout models.Layout `json:"layout"`
 }
 
-// cardOutput is one of the card's outputs.
-type cardOutput struct {
+// cardTensor is one of the card's inputs or outputs.
+type cardTensor struct {
 	Name  string       `json:"name"`
 	Type  models.DType `json:"type"`
 	Shape []int64      `json:"shape"`
@@ -65,16 +67,21 @@ func cardJSON(c *models.Card) ([]byte, error) {
 	in := &c.Input
 	card := cardFile{
 		Name: c.Name, Version: c.Version, Framework: c.Framework, Command: c.Command, Model: c.Model,
-		Input: cardInput{
+		Constants: c.Constants, Batches: c.Batches, SLO: c.SLO.Seconds(), KneePercent: c.KneePercent, Threads: c.Threads,
+		Decoder: map[string]any{}, Labels: c.Labels, File: c.File, Dir: c.Dir,
+	}
+	if len(c.Inputs) == 0 {
+		card.Input = &cardInput{
 			Name: in.Name, Size: [3]int{in.Height, in.Width, in.Channels},
 			Wire: cardFormat{in.WireType, in.WireLayout}, Tensor: cardFormat{in.TensorType, in.TensorLayout},
 			ReverseChannels: in.ReverseChannels, Mean: in.Mean, Std: in.Std,
-		},
-		Batches: c.Batches, SLO: c.SLO.Seconds(), KneePercent: c.KneePercent, Threads: c.Threads,
-		Decoder: map[string]any{}, Labels: c.Labels, File: c.File, Dir: c.Dir,
+		}
 	}
-	for _, o := range c.Outputs {
-		card.Outputs = append(card.Outputs, cardOutput(o))
+	for _, t := range c.Inputs {
+		card.Inputs = append(card.Inputs, cardTensor(t))
+	}
+	for _, t := range c.Outputs {
+		card.Outputs = append(card.Outputs, cardTensor(t))
 	}
 	for _, k := range c.Knees {
 		card.Knees = append(card.Knees, cardKnee(k))

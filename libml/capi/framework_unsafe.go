@@ -137,16 +137,16 @@ func (f *Framework) describe(env *framework.Environment) error {
 	if card.Model != "" {
 		e.model = f.text(card.Model)
 	}
-	in := (*C.penstock_tensor)(f.allocate(C.sizeof_penstock_tensor))
-	*in = f.tensor(card.Input.Name, card.Input.TensorType, card.Input.Shape(1)[1:], card.Input.TensorBytes())
-	in.layout = map[models.Layout]C.uint32_t{models.HWC: C.PENSTOCK_HWC, models.CHW: C.PENSTOCK_CHW}[card.Input.TensorLayout]
-	e.input = in
-	outs := (*C.penstock_tensor)(f.allocate(len(card.Outputs) * C.sizeof_penstock_tensor))
-	for i, list := 0, unsafe.Slice(outs, len(card.Outputs)); i < len(list); i++ {
-		o := &card.Outputs[i]
-		list[i] = f.tensor(o.Name, o.Type, o.Shape, o.Bytes())
+	inputs := f.tensors(card.InputTensors())
+	for i, p := range card.Input.Places() {
+		inputs[i].offset = C.uint32_t(p.At)
 	}
-	e.outputs, e.output_count = outs, C.uint32_t(len(card.Outputs))
+	if len(card.Inputs) == 0 {
+		inputs[0].layout = map[models.Layout]C.uint32_t{models.HWC: C.PENSTOCK_HWC, models.CHW: C.PENSTOCK_CHW}[card.Input.TensorLayout]
+	}
+	e.input, e.input_count = &inputs[0], C.uint32_t(len(inputs))
+	outputs := f.tensors(card.Outputs)
+	e.outputs, e.output_count = unsafe.SliceData(outputs), C.uint32_t(len(outputs))
 	batches := (*C.int32_t)(f.allocate(len(card.Batches) * C.sizeof_int32_t))
 	for i, n := range card.Batches {
 		unsafe.Slice(batches, len(card.Batches))[i] = C.int32_t(n)
@@ -155,15 +155,20 @@ func (f *Framework) describe(env *framework.Environment) error {
 	return nil
 }
 
-func (f *Framework) tensor(name string, t models.DType, shape []int64, bytes int) C.penstock_tensor {
-	dims := (*C.int64_t)(f.allocate(len(shape) * C.sizeof_int64_t))
-	for i, d := range shape {
-		unsafe.Slice(dims, len(shape))[i] = C.int64_t(d)
+func (f *Framework) tensors(of []models.Tensor) []C.penstock_tensor {
+	list := unsafe.Slice((*C.penstock_tensor)(f.allocate(len(of)*C.sizeof_penstock_tensor)), len(of))
+	for i := range of {
+		t := &of[i]
+		dims := (*C.int64_t)(f.allocate(len(t.Shape) * C.sizeof_int64_t))
+		for axis, d := range t.Shape {
+			unsafe.Slice(dims, len(t.Shape))[axis] = C.int64_t(d)
+		}
+		list[i] = C.penstock_tensor{
+			name: f.text(t.Name), shape: dims, rank: C.uint32_t(len(t.Shape)), bytes: C.uint64_t(t.Bytes()),
+			_type: types[t.Type],
+		}
 	}
-	return C.penstock_tensor{
-		name: f.text(name), shape: dims, rank: C.uint32_t(len(shape)), bytes: C.uint64_t(bytes),
-		_type: types[t],
-	}
+	return list
 }
 
 var types = map[models.DType]C.uint32_t{
@@ -201,6 +206,11 @@ func (f *Framework) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer)
 			pins.Pin(&b.Bytes()[0]) // does nothing if the memory is not in Go's heap
 		}
 		return C.uint64_t(b.Address())
+	}
+	for i, p := range f.env.Load().Card.Input.Places() {
+		if inputs[i].Address() != inputs[0].Address()+uintptr(p.At) {
+			return 0, fmt.Errorf("input %d is at %#x, want %d bytes behind the first", i, inputs[i].Address(), p.At)
+		}
 	}
 	at := make([]C.uint64_t, max(1, len(outputs)))
 	for i, out := range outputs {

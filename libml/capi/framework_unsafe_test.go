@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/capitest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/capi"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
@@ -57,6 +58,24 @@ func start(t testing.TB) (*capi.Framework, *capitest.Callbacks) {
 	return f, c
 }
 
+// Several inputs are offsets in one memory.
+func TestSeveralInputs(t *testing.T) {
+	f, c := start(t)
+	env := environment()
+	env.Card.Inputs = []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{3}}, {Name: "b", Type: models.I64, Shape: []int64{}}}
+	env.Card.Input = models.Input{Height: 1, Width: 20, Channels: 1, WireType: models.U8, TensorType: models.U8, Parts: []models.Part{{At: 0, Bytes: 12}, {At: 128, Bytes: 8}}}
+	must.OK(t, f.Init(env))
+	if text := c.Environment().Card; !strings.Contains(text, `"inputs":[{"name":"a","type":"f32","shape":[3]},{"name":"b","type":"i64","shape":[]}]`) || strings.Contains(text, `"input":`) {
+		t.Errorf("the card is %s", text)
+	}
+	memory, outputs := device.HostBuffer(make([]byte, 256)), device.HostBuffers(make([]byte, 80), make([]byte, 224))
+	_, err := f.ConfigureBatch(0, 2, []device.Buffer{memory.Slice(0, 24), memory.Slice(128, 144)}, outputs)
+	must.OK(t, err)
+	if _, err := f.ConfigureBatch(0, 2, []device.Buffer{memory.Slice(0, 24), memory.Slice(64, 80)}, outputs); err == nil || !strings.Contains(err.Error(), "input 1 is at") {
+		t.Errorf("an input at another place: %v", err)
+	}
+}
+
 // tensors returns buffers in Go's heap for n images.
 func tensors(n int) (input []byte, outputs [][]byte) {
 	c := card()
@@ -95,7 +114,7 @@ func TestEnvironment(t *testing.T) {
 	text := got.Card
 	got.Card = ""
 	want := capitest.Environment{
-		Size: 80, ABI: 1, Version: 3, Threads: 2, Name: "clothes", Model: "/opt/model.weights", HasModel: true, Device: "cpu",
+		Size: 88, ABI: 1, Version: 3, Threads: 2, Name: "clothes", Model: "/opt/model.weights", HasModel: true, Device: "cpu",
 		Input: capitest.Tensor{Name: "image", Shape: []int64{3, 4, 6}, Bytes: 4 * 6 * 3 * 2, Type: 2, Layout: 2},
 		Outputs: []capitest.Tensor{
 			{Name: "prob", Shape: []int64{10}, Bytes: 40, Type: 3}, {Name: "box", Shape: []int64{7, 4}, Bytes: 7 * 4 * 4, Type: 3},

@@ -155,7 +155,7 @@ typedef struct penstock_tensor {
 	uint32_t rank; /* of shape */
 	uint32_t type; /* enum penstock_type */
 	uint32_t layout; /* enum penstock_layout */
-	uint32_t reserved; /* 0 */
+	uint32_t offset; /* of an input: its distance from configure_batch's `input` */
 } penstock_tensor;
 
 /* penstock_environment describes a program's surroundings. The library owns it and all
@@ -179,7 +179,7 @@ typedef struct penstock_environment {
 	   that one: it is CUDA's device 0. */
 	const char *device;
 
-	/* The input tensor, and the outputs in the card's order. */
+	/* The inputs (input_count) and the outputs, in the card's order. */
 	const penstock_tensor *input;
 	const penstock_tensor *outputs;
 	uint32_t output_count;
@@ -188,6 +188,8 @@ typedef struct penstock_environment {
 	   is 1, unless the model's batch is fixed. The last is the largest batch. */
 	uint32_t batch_count;
 	const int32_t *batches;
+
+	uint32_t input_count; /* 1, or the length of the card's `inputs` */
 } penstock_environment;
 
 /* penstock_framework is the table of callbacks. None of them may be NULL. `self` is the

@@ -25,13 +25,15 @@ import (
 
 // Device gathers on the calling goroutine. It implements device.Device.
 type Device struct {
-	convert               kernel
-	wireBytes, imageBytes int
-	elementBytes          int
-	images                int // of the largest batch, from Tensors
-	slabs                 [][]byte
-	slabBytes             []uint64
-	slots                 [device.Slots]workspace
+	in           models.Input
+	places       []models.Part
+	convert      kernel
+	wireBytes    int
+	elementBytes int
+	images       int // of the largest batch, from Tensors
+	slabs        [][]byte
+	slabBytes    []uint64
+	slots        [device.Slots]workspace
 }
 
 // workspace is the memory of a slot's Gather, kept between calls. Workspaces are
@@ -52,7 +54,7 @@ func New(in models.Input, slabs [][]byte) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{convert: k, wireBytes: in.WireBytes(), imageBytes: in.TensorBytes(), elementBytes: in.TensorType.Bytes()}
+	d := &Device{in: in, places: in.Places(), convert: k, wireBytes: in.WireBytes(), elementBytes: in.TensorType.Bytes()}
 	for _, s := range slabs {
 		if err := d.AddSlab(s); err != nil {
 			return nil, err
@@ -89,7 +91,7 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	if err != nil {
 		return nil, err
 	}
-	d.images = sizes.Input / d.imageBytes
+	d.images = d.in.Images(sizes.Input)
 	return slices.Repeat([]device.Tensors{laid}, device.Slots), nil
 }
 
@@ -109,13 +111,12 @@ func (d *Device) Gather(slot int, dst device.Buffer, reqs []device.Request, refu
 	}
 	w, first := &d.slots[slot], (*device.RequestError)(nil)
 	for i, req := range reqs {
-		image := tensor[i*d.imageBytes:][:d.imageBytes:d.imageBytes]
-		bad, err := d.gather(w, image, req)
+		bad, err := d.gather(w, tensor, i, req)
 		refused[i] = err != nil
 		if err == nil {
 			continue
 		}
-		clear(image)
+		d.blank(tensor, i, i+1)
 		if first == nil {
 			first = &device.RequestError{Request: i, Fragment: bad, Err: err}
 		}
@@ -126,18 +127,47 @@ func (d *Device) Gather(slot int, dst device.Buffer, reqs []device.Request, refu
 	return nil
 }
 
-func (d *Device) gather(w *workspace, image []byte, req device.Request) (bad int, err error) {
+// blank clears the images from, from+1, ... to-1 of each input.
+func (d *Device) blank(tensor []byte, from, to int) {
+	for _, p := range d.places {
+		clear(tensor[p.At+from*p.Bytes : p.At+to*p.Bytes])
+	}
+}
+
+func (d *Device) gather(w *workspace, tensor []byte, i int, req device.Request) (bad int, err error) {
 	if uint64(req.Bytes) != uint64(d.wireBytes) {
 		return -1, device.ErrSize
 	}
 	if w.ordered, bad, err = device.Order(w.ordered, req, d.slabBytes); err != nil {
 		return bad, err
 	}
+	if len(d.places) > 1 {
+		for _, p := range w.ordered {
+			put(tensor, d.places, i, int(p.Place), d.slabs[p.Slab][p.Offset:p.Offset+uint64(p.Length)])
+		}
+		return -1, nil
+	}
+	size := d.places[0].Bytes
+	image := tensor[i*size:][:size:size]
 	w.at = cursor{}
 	for _, p := range w.ordered {
 		d.convert.feed(image, &w.at, d.slabs[p.Slab][p.Offset:p.Offset+uint64(p.Length)])
 	}
 	return -1, nil
+}
+
+// put copies a part of request i, which begins at place, to the inputs.
+func put(tensor []byte, places []models.Part, i, place int, data []byte) {
+	for _, p := range places {
+		if place < p.Bytes {
+			n := copy(tensor[p.At+i*p.Bytes+place:p.At+(i+1)*p.Bytes], data)
+			data, place = data[n:], place+n
+		}
+		if len(data) == 0 {
+			return
+		}
+		place -= p.Bytes
+	}
 }
 
 // Pad blanks the images from, from+1, ... to-1.
@@ -149,7 +179,7 @@ func (d *Device) Pad(slot int, dst device.Buffer, from, to int) error {
 	if err := d.check(slot, tensor, to); err != nil {
 		return fmt.Errorf("pad images %d to %d: %w", from, to, err)
 	}
-	clear(tensor[from*d.imageBytes : to*d.imageBytes])
+	d.blank(tensor, from, to)
 	return nil
 }
 
@@ -157,8 +187,8 @@ func (d *Device) check(slot int, dst []byte, images int) error {
 	switch {
 	case slot < 0 || slot >= len(d.slots):
 		return errSlot
-	case images > len(dst)/d.imageBytes:
-		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", errTensor, images, d.imageBytes, len(dst))
+	case images > d.in.Images(len(dst)):
+		return fmt.Errorf("%w: %d images take %d bytes, and there are %d", errTensor, images, d.in.BatchBytes(images), len(dst))
 	case !aligned(dst, d.elementBytes):
 		return fmt.Errorf("%w: not aligned to its elements' %d bytes", errTensor, d.elementBytes)
 	}
@@ -221,21 +251,27 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Direct converts one contiguous picture, as Gather would. The reference, which
-// runs a model in this process, prepares its input with it. dst holds one image.
-func Direct(in models.Input, picture, dst []byte) error {
+// Direct converts one contiguous request, as Gather would. The reference, which
+// runs a model in this process, prepares its inputs with it. dst has the memory of one image of
+// each input.
+func Direct(in models.Input, picture []byte, dst ...[]byte) error {
 	k, err := newKernel(&in)
 	switch {
 	case err != nil:
 		return err
 	case len(picture) != in.WireBytes():
 		return fmt.Errorf("convert picture of %d bytes: %w of %d", len(picture), device.ErrSize, in.WireBytes())
-	case len(dst) != in.TensorBytes():
-		return fmt.Errorf("convert picture to %d bytes: %w: an image has %d", len(dst), errTensor, in.TensorBytes())
-	case !aligned(dst, in.TensorType.Bytes()):
+	case !slices.EqualFunc(dst, in.Places(), func(to []byte, p models.Part) bool { return len(to) == p.Bytes }):
+		return fmt.Errorf("convert picture: %w: an image has %d bytes", errTensor, in.TensorBytes())
+	case len(in.Parts) > 0:
+		for _, to := range dst {
+			picture = picture[copy(to, picture):]
+		}
+		return nil
+	case !aligned(dst[0], in.TensorType.Bytes()):
 		return fmt.Errorf("convert picture: %w: not aligned to its elements' %d bytes", errTensor, in.TensorType.Bytes())
 	}
 	var at cursor
-	k.feed(dst, &at, picture)
+	k.feed(dst[0], &at, picture)
 	return nil
 }

@@ -48,9 +48,8 @@ type Request struct {
 	Bytes uint32
 }
 
-// Sizes are the sizes of the largest batch's tensors, in bytes. Input is a multiple of
-// an image (models.Input.TensorBytes). Each of Outputs, in the card's order, has as many
-// parts.
+// Sizes are the sizes of the largest batch's tensors, in bytes. Input is that of all inputs
+// (models.Input.BatchBytes). Each of Outputs, in the card's order, has a part for each image.
 type Sizes struct {
 	Input   int
 	Outputs []int
@@ -59,7 +58,8 @@ type Sizes struct {
 // Tensors is one slot's memory for the largest batch. Smaller batches are prefixes of
 // each tensor. All are aligned to TensorAlign and valid until Close.
 type Tensors struct {
-	// Gather writes Input and the framework reads it; the framework writes Outputs.
+	// Gather writes Input and the framework reads it; the framework writes Outputs. Input has all
+	// inputs, at models.Input.Places.
 	Input   Buffer
 	Outputs []Buffer
 	// Results is the memory in which the CPU reads the outputs once Wait has returned.
@@ -99,7 +99,8 @@ type Device interface {
 	InFlight() int
 
 	// Gather fills image i of dst, at i*Input.TensorBytes(), from reqs[i]. dst is a part
-	// of Tensors, aligned to TensorAlign. When Gather returns, the caller may reuse the
+	// of Tensors.Input, aligned to TensorAlign. It is all of it if there are several inputs; image i
+	// is then image i of each. When Gather returns, the caller may reuse the
 	// requests, their Fragments and refused. dst and the memory of the fragments are in use
 	// until Wait has returned.
 	//

@@ -101,9 +101,8 @@ type Framework interface {
 	LinkModel() (persistentBytes int64, err error)
 
 	// ConfigureBatch prepares a batch of n images in slot: graphs, bindings, warm caches, and the
-	// parts of the model for this size that LinkModel left out. inputs holds one buffer, as a card has
-	// one input: n images, Card.Input.TensorBytes() each, of shape Card.Input.Shape(n). outputs holds one buffer for
-	// each of Card.Outputs, in the card's order: n images, Tensor.Bytes() each, of shape [n,
+	// parts of the model for this size that LinkModel left out. inputs holds one buffer for each of
+	// Card.InputTensors, and outputs one for each of Card.Outputs, in the card's order: n images, Tensor.Bytes() each, of shape [n,
 	// Shape...]. Batch sizes of one slot share memory: inputs and outputs of a smaller n are
 	// prefixes of those of a larger.
 	//
@@ -225,11 +224,14 @@ const DeviceCPU = control.DeviceCPU
 
 // CheckBuffers returns an error if the arguments of a ConfigureBatch of n images are not those of the card.
 func CheckBuffers(card *models.Card, n int, inputs, outputs []device.Buffer) error {
-	if len(inputs) != 1 || len(outputs) != len(card.Outputs) {
-		return fmt.Errorf("batch of %d: there are %d inputs and %d outputs, want 1 and %d", n, len(inputs), len(outputs), len(card.Outputs))
+	places := card.Input.Places()
+	if len(inputs) != len(places) || len(outputs) != len(card.Outputs) {
+		return fmt.Errorf("batch of %d: there are %d inputs and %d outputs, want %d and %d", n, len(inputs), len(outputs), len(places), len(card.Outputs))
 	}
-	if want := n * card.Input.TensorBytes(); inputs[0].Len() != want {
-		return fmt.Errorf("batch of %d: input has %d bytes, want %d", n, inputs[0].Len(), want)
+	for i, p := range places {
+		if want := n * p.Bytes; inputs[i].Len() != want {
+			return fmt.Errorf("batch of %d: input %d has %d bytes, want %d", n, i, inputs[i].Len(), want)
+		}
 	}
 	for i := range outputs {
 		if want := n * card.Outputs[i].Bytes(); outputs[i].Len() != want {

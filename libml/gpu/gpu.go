@@ -37,6 +37,7 @@ import (
 
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -115,6 +116,9 @@ func SharedBytes(sizes device.Sizes) int {
 // locked to its thread, which New binds to the context. The error is cpu.ErrInput for
 // an invalid input, and one of package cuda's if there is no driver or no such device.
 func New(in models.Input, o Options) (_ *Device, err error) {
+	if len(in.Parts) > 1 {
+		return nil, fmt.Errorf("open GPU: %w: a request has %d tensors, and a GPU gathers one; run the function on a CPU", cpu.ErrInput, len(in.Parts))
+	}
 	found, err := cuda.Find(o.Device)
 	if err != nil {
 		return nil, fmt.Errorf("open GPU: %w", err)

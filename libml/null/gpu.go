@@ -135,7 +135,7 @@ func rounds(d time.Duration) uint32 {
 func (g *gpu) prepare(card *models.Card, slot, n int, b batch, do *Behaviour) *launches {
 	digests := g.scratch + cuda.Pointer(slot*g.most*digestBytes)
 	l := &launches{gpu: g, images: uint32(n), digest: cuda.NewArgs(8, 4, 8)}
-	l.digest.SetPointer(0, cuda.Pointer(b.input.Address()))
+	l.digest.SetPointer(0, cuda.Pointer(b.inputs[0].Address()))
 	l.digest.SetUint32(1, uint32(card.Input.TensorBytes()))
 	l.digest.SetPointer(2, digests)
 	for o, out := range b.outputs {

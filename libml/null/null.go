@@ -201,7 +201,7 @@ type Framework struct {
 }
 
 type batch struct {
-	input   device.Buffer
+	inputs  []device.Buffer
 	outputs []device.Buffer
 	kernels *launches // on a GPU
 }
@@ -296,7 +296,7 @@ func (f *Framework) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer)
 	if err := framework.CheckBuffers(f.card, n, inputs, outputs); err != nil {
 		return 0, err
 	}
-	b := batch{input: inputs[0], outputs: slices.Clone(outputs)}
+	b := batch{inputs: slices.Clone(inputs), outputs: slices.Clone(outputs)}
 	if f.gpu != nil {
 		b.kernels = f.gpu.prepare(f.card, slot, n, b, f.behaviour)
 	}
@@ -334,9 +334,12 @@ func (f *Framework) InferBatch(slot, n int) error {
 		return b.kernels.queue(cuda.StreamOf(f.stream(slot)), do.FaultAt > 0 && batch >= do.FaultAt)
 	}
 
-	size := f.card.Input.TensorBytes()
 	for i := range n {
-		digest := Digest(b.input.Slice(i*size, (i+1)*size).Bytes())
+		digest := uint32(0)
+		for k, input := range b.inputs {
+			size := input.Len() / n
+			digest += uint32(k+1) * Digest(input.Slice(i*size, (i+1)*size).Bytes())
+		}
 		for o := range b.outputs {
 			bytes := f.card.Outputs[o].Bytes()
 			out := b.outputs[o].Slice(i*bytes, (i+1)*bytes).Bytes()

@@ -28,7 +28,7 @@ func (g *gpu) askReference(model []byte) (err error) {
 	}
 	g.env.Log.Info("cannot run model on the CPU; its answers on the GPU are not checked", "error", summarize(g.env.Card, err))
 	g.reference = new(answer.Reference)
-	g.reference.Input, err = answer.Sample(g.env.Card.Input, 0)
+	g.reference.Input, err = answer.Sample(g.env.Card, 0)
 	return err
 }
 
@@ -47,7 +47,7 @@ func newReference(env framework.Environment, model []byte) (_ *answer.Reference,
 	}
 
 	r := new(answer.Reference)
-	if r.Input, err = answer.Sample(card.Input, 0); err != nil {
+	if r.Input, err = answer.Sample(card, 0); err != nil {
 		return nil, err
 	}
 	// A model with a fixed batch has no batch of 1. The sample is its first image; the
@@ -59,7 +59,7 @@ func newReference(env framework.Environment, model []byte) (_ *answer.Reference,
 	for i := range card.Outputs {
 		outputs = append(outputs, make([]byte, n*card.Outputs[i].Bytes()))
 	}
-	if _, err := c.configureBatch(0, n, device.HostBuffer(input), device.HostBuffers(outputs...)); err != nil {
+	if _, err := c.configureBatch(0, n, device.HostBuffers(input), device.HostBuffers(outputs...)); err != nil {
 		return nil, err
 	}
 	if err := c.inferBatch(0, n); err != nil {

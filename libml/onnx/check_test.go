@@ -18,7 +18,7 @@ import (
 func TestRightAnswers(t *testing.T) {
 	r := newRig(t, &played{})
 	r.gpu.ask = func(env framework.Environment, _ []byte) (*answer.Reference, error) {
-		picture, err := answer.Sample(env.Card.Input, 0)
+		picture, err := answer.Sample(env.Card, 0)
 		return &answer.Reference{Input: picture, Outputs: [][]float32{answer.Floats(models.F32, picture[:40])}}, err
 	}
 	r.linked()

@@ -3,17 +3,20 @@
 package onnx
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 
 	ort "github.com/yalue/onnxruntime_go"
 
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/models"
 )
 
@@ -35,6 +38,7 @@ type cpu struct {
 	options *ort.SessionOptions
 	model   fileMemory // from loadModel until linkModel
 	session *ort.DynamicAdvancedSession
+	inputs  []signature.Tensor // that the model declares, if the card has constants
 
 	mu      sync.RWMutex // guards batches
 	batches map[key]*batch
@@ -84,10 +88,10 @@ func (c *cpu) loadModel() (err error) {
 	if err := checkData(c.card); err != nil {
 		return err
 	}
-	if c.checked {
+	if c.checked && len(c.card.Constants) == 0 {
 		return nil // the parse takes half as long as the session
 	}
-	_, _, err = checkedDeclared(c.card, len(c.model))
+	c.inputs, _, err = checkedDeclared(c.card, len(c.model))
 	return err
 }
 
@@ -112,15 +116,15 @@ func (c *cpu) linkModel() (persistentBytes int64, err error) {
 // batch is the session's binding to the buffers of one batch.
 type batch struct {
 	binding *ort.IoBinding
-	tensors []*ort.CustomDataTensor
+	tensors []ort.Value
 	pins    runtime.Pinner
 	// ran is set by the first run, which measures ephemeral.
 	ran       bool
 	ephemeral int64
 }
 
-func (c *cpu) configureBatch(slot, n int, input device.Buffer, outputs []device.Buffer) (ephemeralBytes int64, err error) {
-	b, err := c.bind(n, input, outputs)
+func (c *cpu) configureBatch(slot, n int, inputs, outputs []device.Buffer) (ephemeralBytes int64, err error) {
+	b, err := c.bind(n, inputs, outputs)
 	if err != nil {
 		return 0, err
 	}
@@ -138,8 +142,7 @@ func (c *cpu) configureBatch(slot, n int, input device.Buffer, outputs []device.
 }
 
 // bind binds the session to the buffers of a batch.
-func (c *cpu) bind(n int, input device.Buffer, outputs []device.Buffer) (_ *batch, err error) {
-	in := &c.card.Input
+func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error) {
 	binding, err := c.session.CreateIoBinding()
 	if err != nil {
 		return nil, fmt.Errorf("make binding: %w", err)
@@ -151,43 +154,73 @@ func (c *cpu) bind(n int, input device.Buffer, outputs []device.Buffer) (_ *batc
 		}
 	}()
 
-	t, err := b.tensor(in.Shape(n), input.Bytes(), elementTypes[in.TensorType])
-	if err != nil {
-		return nil, fmt.Errorf("make input %s: %w", in.Name, err)
+	for i, t := range c.card.InputTensors() {
+		if err := b.bind(t.Name, t.Type, t.Batch(n), inputs[i].Bytes(), binding.BindInput); err != nil {
+			return nil, fmt.Errorf("input %w", err)
+		}
 	}
-	if err := binding.BindInput(in.Name, t); err != nil {
-		return nil, fmt.Errorf("bind input %s: %w", in.Name, err)
+	for name, values := range c.card.Constants {
+		t := c.inputs[slices.IndexFunc(c.inputs, func(t signature.Tensor) bool { return t.Name == name })]
+		shape, data, err := t.Fill(values, n)
+		if err != nil {
+			return nil, err
+		}
+		if err := b.bind(name, models.DType(t.Type), shape, data, binding.BindInput); err != nil {
+			return nil, fmt.Errorf("constant %w", err)
+		}
 	}
 	for i := range c.card.Outputs {
-		if err := b.bindOutput(&c.card.Outputs[i], n, outputs[i].Bytes()); err != nil {
-			return nil, err
+		o := &c.card.Outputs[i]
+		if err := b.bind(o.Name, o.Type, o.Batch(n), outputs[i].Bytes(), binding.BindOutput); err != nil {
+			return nil, fmt.Errorf("output %w", err)
 		}
 	}
 	return b, nil
 }
 
-func (b *batch) bindOutput(o *models.Tensor, n int, data []byte) error {
-	t, err := b.tensor(o.Batch(n), data, elementTypes[o.Type])
-	if err != nil {
-		return fmt.Errorf("make output %s: %w", o.Name, err)
+// bind binds a buffer as an input or output, with the binding's method.
+func (b *batch) bind(name string, dtype models.DType, shape []int64, data []byte, bind func(string, ort.Value) error) error {
+	t, err := b.tensor(shape, data, dtype)
+	if err == nil {
+		err = bind(name, t)
 	}
-	if err := b.binding.BindOutput(o.Name, t); err != nil {
-		return fmt.Errorf("bind output %s: %w", o.Name, err)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
 
 // tensor makes a tensor over a buffer, which stays pinned until destroy.
-func (b *batch) tensor(shape []int64, data []byte, t ort.TensorElementDataType) (*ort.CustomDataTensor, error) {
-	if len(data) > 0 {
-		b.pins.Pin(&data[0])
+func (b *batch) tensor(shape []int64, data []byte, t models.DType) (tensor ort.Value, err error) {
+	if make := scalars[t]; len(shape) == 0 && make != nil {
+		tensor, err = make(data)
+	} else {
+		if len(data) > 0 {
+			b.pins.Pin(&data[0])
+		}
+		tensor, err = ort.NewCustomDataTensor(shape, data, elementTypes[t])
 	}
-	tensor, err := ort.NewCustomDataTensor(shape, data, t)
 	if err != nil {
 		return nil, err
 	}
 	b.tensors = append(b.tensors, tensor)
 	return tensor, nil
+}
+
+// scalars make tensors without axes, which only constants are. They copy the data.
+var scalars = map[models.DType]func(data []byte) (ort.Value, error){
+	models.Bool: scalar[bool],
+	models.I8:   scalar[int8], models.I16: scalar[int16], models.I32: scalar[int32], models.I64: scalar[int64],
+	models.U8: scalar[uint8], models.U16: scalar[uint16], models.U32: scalar[uint32], models.U64: scalar[uint64],
+	models.F32: scalar[float32], models.F64: scalar[float64],
+}
+
+func scalar[T ort.TensorData](data []byte) (ort.Value, error) {
+	var v T
+	if _, err := binary.Decode(data, binary.LittleEndian, &v); err != nil {
+		return nil, err
+	}
+	return ort.NewScalar(v)
 }
 
 func (b *batch) destroy() error {

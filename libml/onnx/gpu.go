@@ -89,6 +89,9 @@ func (g *gpu) init() error {
 	if g.env.Stream == nil {
 		return fmt.Errorf("device %q has no streams", g.env.Device)
 	}
+	if len(g.env.Card.Constants) > 0 {
+		return errors.New("a card with constants runs on a CPU only")
+	}
 	// Each session has a handle of cuBLAS. On Hopper a handle takes 64 MB of workspace, as
 	// much as ResNet-50's weights. With the 8 MB of other GPUs no measured model is slower.
 	if os.Getenv(cublasVariable) == "" {
@@ -173,8 +176,8 @@ func (g *gpu) open() error {
 
 // configureBatch prepares a batch. It disturbs no batch in flight: linking uses private
 // memory, and a capture runs nothing.
-func (g *gpu) configureBatch(slot, n int, input device.Buffer, outputs []device.Buffer) (ephemeralBytes int64, err error) {
-	in, outs := places(g.env.Card, n, input, outputs)
+func (g *gpu) configureBatch(slot, n int, inputs, outputs []device.Buffer) (ephemeralBytes int64, err error) {
+	in, outs := places(g.env.Card, n, inputs[0], outputs)
 	if err := g.context.Bind(); err != nil {
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d", n), err)
 	}
@@ -308,7 +311,8 @@ func (g *gpu) deinit() error {
 
 // places returns libml's buffers as tensors.
 func places(card *models.Card, n int, input device.Buffer, outputs []device.Buffer) (in place, outs []place) {
-	in = place{card.Input.Name, cuda.Pointer(input.Address()), input.Len(), card.Input.Shape(n), card.Input.TensorType}
+	t := card.InputTensors()[0]
+	in = place{t.Name, cuda.Pointer(input.Address()), input.Len(), t.Batch(n), t.Type}
 	for i, b := range outputs {
 		o := &card.Outputs[i]
 		outs = append(outs, place{o.Name, cuda.Pointer(b.Address()), b.Len(), o.Batch(n), o.Type})

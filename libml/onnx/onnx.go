@@ -39,7 +39,7 @@ type runner interface {
 	init() error
 	loadModel() error
 	linkModel() (persistentBytes int64, err error)
-	configureBatch(slot, n int, input device.Buffer, outputs []device.Buffer) (ephemeralBytes int64, err error)
+	configureBatch(slot, n int, inputs, outputs []device.Buffer) (ephemeralBytes int64, err error)
 	inferBatch(slot, n int) error
 	demotable(slot, n int) bool
 	deinit() error
@@ -86,7 +86,7 @@ func (f *Framework) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer)
 	if err := framework.CheckBuffers(f.card, n, inputs, outputs); err != nil {
 		return 0, err
 	}
-	return f.runner.configureBatch(slot, n, inputs[0], outputs)
+	return f.runner.configureBatch(slot, n, inputs, outputs)
 }
 
 // Demotable reports whether a configured batch runs as a graph on a GPU.

@@ -100,7 +100,7 @@ func (g *gpu) openPrepared() error {
 		return err
 	}
 
-	input, err := answer.Sample(card.Input, 0)
+	input, err := answer.Sample(card, 0)
 	if err != nil {
 		return err
 	}

@@ -5,12 +5,14 @@ package onnx
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 )
 
@@ -54,5 +56,85 @@ func TestWrongOutputType(t *testing.T) {
 	err := start(t, card).LoadModel()
 	if err == nil || !strings.Contains(err.Error(), `output "y" is i64 [n, 2, 1, 1] in the model, f32 [n, 2, 1, 1] in the card`) {
 		t.Error(err)
+	}
+}
+
+// addCard returns the card of a model with two inputs and two constants: y = a + Cast(b) + Cast(k) + s. a and s
+// are f32 [n, 3], b is i64 [n, 1], k is i64 without axes.
+func addCard(t *testing.T, constants string) (*models.Card, error) {
+	t.Helper()
+	const f32, i64 = tinymodel.F32, tinymodel.I64
+	rows := []int64{tinymodel.Dynamic, 3}
+	cast := func(from, to string) tinymodel.Node {
+		return tinymodel.Node{Op: "Cast", Inputs: []string{from}, Outputs: []string{to}, Attribute: "to", Int: int64(f32)}
+	}
+	add := func(a, b, to string) tinymodel.Node {
+		return tinymodel.Node{Op: "Add", Inputs: []string{a, b}, Outputs: []string{to}}
+	}
+	m := tinymodel.Model{
+		Inputs:  []tinymodel.Value{{Name: "a", Type: f32, Dims: rows}, {Name: "b b", Type: i64, Dims: []int64{tinymodel.Dynamic, 1}}, {Name: "k", Type: i64}, {Name: "s", Type: f32, Dims: rows}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: f32, Dims: rows}},
+		Nodes:   []tinymodel.Node{cast("b b", "bf"), cast("k", "kf"), add("a", "bf", "ab"), add("ab", "kf", "abk"), add("abk", "s", "y")},
+	}
+	dir := t.TempDir()
+	must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), m.Encode(), 0o600))
+	must.OK(t, os.WriteFile(filepath.Join(dir, "card.yaml"), []byte(`name: add
+version: 1
+framework: onnx
+model: model.onnx
+inputs: [{name: a, shape: [3]}, {name: "b b", type: i64, shape: [1]}]
+`+constants+`
+outputs: [{name: y, shape: [3]}]
+batches: [1, 2, 4]
+slo: 1s
+`), 0o600))
+	return models.ReadCard(filepath.Join(dir, "card.yaml"))
+}
+
+// A model gets all inputs of each request, and constants of every batch size.
+func TestSeveralInputs(t *testing.T) {
+	card, err := addCard(t, "constants: {k: 1000, s: [0.25, 0.5, 0.75]}")
+	must.OK(t, err)
+	f := linked(t, card)
+	for _, n := range card.Batches {
+		a, b, y := make([]byte, n*12), make([]byte, n*8), make([]byte, n*12)
+		var want []float32
+		for i := range n {
+			b[i*8] = byte(10 * i)
+			for j := range 3 {
+				a[i*12+j*4+2], a[i*12+j*4+3] = 0x80, 0x3f // 1
+				want = append(want, 1001+float32(10*i)+float32(j+1)/4)
+			}
+		}
+		_, err := f.ConfigureBatch(0, n, device.HostBuffers(a, b), device.HostBuffers(y))
+		must.OK(t, err)
+		must.OK(t, f.InferBatch(0, n))
+		if got := answer.Floats(models.F32, y); !slices.Equal(got, want) {
+			t.Errorf("batch of %d: %v, want %v", n, got, want)
+		}
+		if _, err := f.ConfigureBatch(0, n, device.HostBuffers(a), device.HostBuffers(y)); err == nil || !strings.Contains(err.Error(), "there are 1 inputs and 1 outputs, want 2 and 1") {
+			t.Errorf("a missing input: %v", err)
+		}
+	}
+}
+
+// Constants that do not fit the model are refused with what would.
+func TestWrongConstants(t *testing.T) {
+	for constants, want := range map[string]string{
+		"":                                "model takes 4 inputs (\"a\" f32 [n, 3], \"b b\" i64 [n, 1], \"k\" i64 of an open shape, \"s\" f32 [n, 3]), and the card has no \"k\"",
+		"constants: {k: 1}":               `the card has no "s"; give it a value in constants, or list all tensors in inputs`,
+		"constants: {k: 1, s: 0, z: 1}":   `model has no input "z", which constants names`,
+		"constants: {k: 1, s: [1, 2]}":    `constant "s" is f32 [n, 3] in the model, and has 2 values; want one, or one for each element`,
+		"constants: {k: 0.5, s: 1}":       `constant "k" is i64 of an open shape in the model, which cannot hold 0.5`,
+		"constants: {k: [1, 2], s: 1}":    `constant "k" is i64 of an open shape in the model, and has 2 values`,
+		"constants: {k: 1.0e+300, s: 1}":  `which cannot hold 1e+300`,
+		"constants: {k: 1, s: [1,2,3,4]}": `constant "s" is f32 [n, 3] in the model, and has 4 values`,
+	} {
+		card, err := addCard(t, constants)
+		must.OK(t, err)
+		err = start(t, card).LoadModel()
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want %s", constants, err, want)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/decode"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/internal/tensors"
 	"github.com/penstock/penstock/models"
@@ -70,7 +71,7 @@ func New(card *models.Card, build framework.Build) (_ *Model, err error) {
 // Answer returns the model's answer to a picture in its wire format: the result's
 // payload, which the caller keeps, and its wire.Kind.
 func (r *Model) Answer(picture []byte) (payload []byte, kind uint8, err error) {
-	if err := cpu.Direct(r.card.Input, picture, r.tensors.InputOf(1).Bytes()); err != nil {
+	if err := cpu.Direct(r.card.Input, picture, device.Bytes(r.tensors.InputsOf(1))...); err != nil {
 		return nil, 0, err
 	}
 	if err := r.framework.InferBatch(0, r.batch()); err != nil {

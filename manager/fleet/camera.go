@@ -27,6 +27,8 @@ func checkCamera(format configs.Format, in *models.Input) error {
 	switch {
 	case format == "":
 		return nil
+	case len(in.Parts) > 0:
+		return fmt.Errorf("is %s, and the model takes tensors; want a model that takes pictures", format)
 	case !slices.Contains(channels, in.Channels):
 		return fmt.Errorf("is %s, and the model takes %d channels; want a model with %s", format, in.Channels, wanted)
 	case in.WireType != models.U8 || in.WireLayout != models.HWC:

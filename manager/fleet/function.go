@@ -144,6 +144,20 @@ func (f *function) watch() {
 	}
 }
 
+func inputStatus(card *models.Card) control.InputStatus {
+	in := &card.Input
+	s := control.InputStatus{Bytes: in.WireBytes()}
+	if len(card.Inputs) > 0 {
+		for _, t := range card.Inputs {
+			s.Tensors = append(s.Tensors, control.TensorStatus{Name: t.Name, Type: string(t.Type), Shape: t.Shape})
+		}
+		return s
+	}
+	s.Height, s.Width, s.Channels, s.WireType, s.WireLayout = in.Height, in.Width, in.Channels, string(in.WireType), string(in.WireLayout)
+	s.Fit, s.Pad = in.Fit, in.Pad
+	return s
+}
+
 // status describes the function for users and load generators.
 func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 	s := control.FunctionStatus{
@@ -155,11 +169,7 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 		Failed: stats.Results[wire.StatusFailed], Lost: stats.Lost,
 		Hangs: f.hangs, HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
 		KernelDrops: stats.Source.KernelDrops, SheddingPercent: 100 * stats.Source.Shedding, HeldBytes: stats.Source.HeldBytes, InFlight: stats.InFlight,
-		Input: control.InputStatus{
-			Height: f.model.desired.Input.Height, Width: f.model.desired.Input.Width, Channels: f.model.desired.Input.Channels,
-			Bytes: f.model.desired.Input.WireBytes(), WireType: string(f.model.desired.Input.WireType), WireLayout: string(f.model.desired.Input.WireLayout),
-			Fit: f.model.desired.Input.Fit, Pad: f.model.desired.Input.Pad,
-		},
+		Input: inputStatus(f.model.desired),
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
 		Unsaved: f.fleet.file.unsaved(f.config, f.byHand), Worker: f.worker,
 	}

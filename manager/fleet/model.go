@@ -116,6 +116,9 @@ func (f *function) takes(card *models.Card, want configs.Function) error {
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, and the function takes %d; add it as another function",
 			f.name, card.Name, needs, have)
 	}
+	if !slices.EqualFunc(f.model.desired.Inputs, card.Inputs, func(a, b models.Tensor) bool { return a.Type == b.Type && slices.Equal(a.Shape, b.Shape) }) {
+		return fmt.Errorf("replace model of %s: %s takes other tensors; add it as another function", f.name, card.Name)
+	}
 	if err := checkMember(&f.fleet.cfg, want.Worker, card); err != nil {
 		return fmt.Errorf("replace model of %s: worker %w", f.name, err)
 	}

@@ -20,7 +20,7 @@ import (
 // between two batches of requests (loop.extend). If an earlier process with the same files has compared all
 // sizes, blank images are enough.
 type rows struct {
-	samples [answer.Samples][]byte // as images of the input tensor
+	samples [answer.Samples][]byte // an image of each input, without gaps
 	answers *answer.Rows
 
 	// compareNext has compared the first sizes of the ladder when no batch is left.
@@ -44,7 +44,7 @@ func newRows(card *models.Card) (_ *rows, err error) {
 	}
 	r := &rows{answers: answer.NewRows(card)}
 	for k := range r.samples {
-		if r.samples[k], err = answer.Sample(card.Input, k); err != nil {
+		if r.samples[k], err = answer.Sample(card, k); err != nil {
 			return nil, err
 		}
 	}
@@ -79,8 +79,12 @@ func (p *process) runSamples(slot, n int, t *tensors.Tensors, pictures []int) (t
 	}
 	for i, k := range pictures {
 		image := p.rows.samples[k]
-		if err := d.Upload(slot, t.Input.Slice(i*len(image), (i+1)*len(image)), image); err != nil {
-			return 0, err
+		for _, at := range p.card.Input.Places() {
+			to := at.At + i*at.Bytes
+			if err := d.Upload(slot, t.Input.Slice(to, to+at.Bytes), image[:at.Bytes]); err != nil {
+				return 0, err
+			}
+			image = image[at.Bytes:]
 		}
 	}
 	if p.onGPU() {

@@ -16,7 +16,7 @@ type Tensors struct {
 // MaxSizes returns the sizes of the largest batch of a card.
 func MaxSizes(card *models.Card) device.Sizes {
 	n := card.MaxBatch()
-	s := device.Sizes{Input: n * card.Input.TensorBytes()}
+	s := device.Sizes{Input: card.Input.BatchBytes(n)}
 	for i := range card.Outputs {
 		s.Outputs = append(s.Outputs, n*card.Outputs[i].Bytes())
 	}
@@ -33,11 +33,16 @@ func New(card *models.Card, buffer []byte) (*Tensors, error) {
 	return &Tensors{card, laid}, nil
 }
 
-// InputOf returns the batch tensor of n images.
-func (t *Tensors) InputOf(n int) device.Buffer { return t.Input.Slice(0, n*t.Card.Input.TensorBytes()) }
+// InputOf returns the memory of the inputs of n images, for the gather.
+func (t *Tensors) InputOf(n int) device.Buffer { return t.Input.Slice(0, t.Card.Input.BatchBytes(n)) }
 
-// InputsOf returns the inputs of a ConfigureBatch of n images.
-func (t *Tensors) InputsOf(n int) []device.Buffer { return []device.Buffer{t.InputOf(n)} }
+// InputsOf returns the inputs of a ConfigureBatch of n images; it allocates.
+func (t *Tensors) InputsOf(n int) (inputs []device.Buffer) {
+	for _, p := range t.Card.Input.Places() {
+		inputs = append(inputs, t.Input.Slice(p.At, p.At+n*p.Bytes))
+	}
+	return inputs
+}
 
 // OutputsOf returns the output tensors of n images; it allocates.
 func (t *Tensors) OutputsOf(n int) []device.Buffer {

@@ -5,6 +5,7 @@ package signature
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,18 +44,7 @@ func shape(dims []int64) string {
 // Check returns an error if a model with these inputs and outputs does not fit its card. The
 // error names both.
 func Check(card *models.Card, inputs, outputs []Tensor) error {
-	if len(inputs) != 1 {
-		return fmt.Errorf("model takes %d inputs (%s), want one of %s, because a request is one picture", len(inputs), describe(inputs), inputTypes)
-	}
-	if t := inputs[0]; !slices.Contains([]string{string(models.U8), string(models.F16), string(models.F32)}, t.Type) {
-		return fmt.Errorf("input %q is %s in the model, want %s; put a Cast in front of it", t.Name, t, inputTypes)
-	}
-	in := &card.Input
-	want := Tensor{Name: in.Name, Type: string(in.TensorType), Dims: append([]int64{-1}, in.Shape(1)[1:]...)}
-	input, err := findTensor("input", card, want, inputs, "input.name", "input.size")
-	if err == nil {
-		err = checkFixed("input", card, input)
-	}
+	input, err := checkInputs(card, inputs)
 	if err != nil {
 		return err
 	}
@@ -71,6 +61,87 @@ func Check(card *models.Card, inputs, outputs []Tensor) error {
 	}
 	return nil
 }
+
+// checkInputs returns an error unless each input of the model is one of the card's inputs or constants. first is
+// the model's declaration of the card's first input.
+func checkInputs(card *models.Card, inputs []Tensor) (first Tensor, err error) {
+	tensors, known := card.InputTensors(), map[string]bool{}
+	for i := range tensors {
+		t := &tensors[i]
+		name, shape := "input.name", "input.size"
+		if len(card.Inputs) > 0 {
+			name, shape = fmt.Sprintf("inputs[%d].name", i), fmt.Sprintf("inputs[%d].shape", i)
+		}
+		got, err := findTensor("input", card, Tensor{Name: t.Name, Type: string(t.Type), Dims: t.Batch(-1)}, inputs, name, shape)
+		if err == nil {
+			err = checkFixed("input", card, got)
+		} else if len(card.Inputs) == 0 && got.Name != "" && !slices.Contains([]string{"u8", "f16", "f32"}, got.Type) {
+			err = fmt.Errorf("%w; a picture is u8, f16 or f32: list other tensors in inputs", err)
+		}
+		if err != nil {
+			return got, err
+		}
+		if known[t.Name] = true; i == 0 {
+			first = got
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(card.Constants)) {
+		i := slices.IndexFunc(inputs, func(t Tensor) bool { return t.Name == name })
+		if i < 0 {
+			return first, fmt.Errorf("model has no input %q, which constants names%s; it has %s", name, card.Place("constants"), joinNames(inputs))
+		}
+		if _, _, err := inputs[i].Fill(card.Constants[name], card.Batches[0]); err != nil {
+			return first, fmt.Errorf("%w%s", err, card.Place("constants"))
+		}
+		known[name] = true
+	}
+	for _, t := range inputs {
+		if !known[t.Name] {
+			return first, fmt.Errorf("model takes %d inputs (%s), and the card has no %q; give it a value in constants, or list all tensors in inputs", len(inputs), describe(inputs), t.Name)
+		}
+	}
+	return first, nil
+}
+
+// Fill returns the tensor of a constant for n images: its shape, and its elements in little endian. One value
+// fills the tensor. Several are the elements of an image if the first axis is dynamic, else of the tensor.
+func (t Tensor) Fill(values []float64, n int) (shape []int64, data []byte, err error) {
+	dtype, shape := models.DType(t.Type), slices.Clone(t.Dims)
+	if dtype.Bytes() == 0 {
+		return nil, nil, fmt.Errorf("constant %q is %s in the model; want numbers", t.Name, t)
+	}
+	perImage := len(shape) > 0 && shape[0] < 0
+	if perImage {
+		if shape[0] = int64(n); len(shape) == 1 && len(values) > 1 {
+			shape[0], perImage = int64(len(values)), false
+		}
+	}
+	count := int64(1)
+	for _, d := range shape {
+		if d < 0 || d > maxConstant/max(1, count) {
+			return nil, nil, fmt.Errorf("constant %q is %s in the model; want a fixed shape of at most %d elements behind the batch axis", t.Name, t, maxConstant)
+		}
+		count *= d
+	}
+	each := count
+	if perImage {
+		each /= int64(n)
+	}
+	if len(values) != 1 && int64(len(values)) != each {
+		return nil, nil, fmt.Errorf("constant %q is %s in the model, and has %d values; want one, or one for each element", t.Name, t, len(values))
+	}
+	for i := range count {
+		v := values[i%int64(len(values))]
+		if !dtype.Holds(v) {
+			return nil, nil, fmt.Errorf("constant %q is %s in the model, which cannot hold %v", t.Name, t, v)
+		}
+		data = dtype.Append(data, v)
+	}
+	return shape, data, nil
+}
+
+// maxConstant limits the elements of a constant.
+const maxConstant = 1 << 20
 
 // findTensor finds the tensor that the card names, and compares it. A dynamic dimension of the
 // model accepts any size. name and shape are keys of models.Card.Lines.
@@ -112,9 +183,6 @@ func checkFixed(kind string, card *models.Card, got Tensor) error {
 	}
 	return nil
 }
-
-// inputTypes are the types of elements that the gather writes.
-const inputTypes = "u8, f16 or f32"
 
 func describe(ts []Tensor) string {
 	s := make([]string, len(ts))

@@ -81,7 +81,8 @@ class Framework:
 
     def configure_batch(self, slot, n, input, outputs):
         """Prepare batches of n images in a slot. input and outputs are HostTensor, or
-        DeviceTensor on a GPU, over the library's buffers. They are valid until the next
+        DeviceTensor on a GPU, over the library's buffers. input is a list if the card has
+        `inputs`. They are valid until the next
         call for the same slot and n. Only infer_batch reads the input and writes the
         outputs. Return the bytes that a batch needs in addition to both, or None."""
         return 0
@@ -100,8 +101,9 @@ class Spec:
     """One tensor of the card, for one image: name, shape (without the batch axis),
     type ("bool", "i8" to "i64", "u8" to "u64", "f16", "bf16", "f32", "f64"), layout ("hwc", "chw", or "" of outputs), bytes."""
 
-    def __init__(self, name, shape, type, layout, bytes):
+    def __init__(self, name, shape, type, layout, bytes, offset=0):
         self.name, self.shape, self.type, self.layout, self.bytes = name, tuple(shape), type, layout, bytes
+        self.offset = offset  # of an input in the memory for all
 
     def __repr__(self):
         return "%s %s of %s" % (self.name, list(self.shape), self.type)
@@ -178,8 +180,8 @@ class Environment:
     name, version: the card's. model: the model's file, an absolute path, or "". card:
     the complete card, with the keys of its file and all defaults; "slo" is in seconds.
     device: "cpu", or the UUID of a GPU, which is CUDA's device 0. threads: the max number
-    of CPU threads to keep busy. input, outputs: Spec. batches: the batch sizes,
-    ascending."""
+    of CPU threads to keep busy. inputs, outputs: Spec; input: the first of inputs. batches:
+    the batch sizes, ascending."""
 
     def __init__(self, library, raw):
         self._library = library
@@ -187,7 +189,8 @@ class Environment:
         self.name, self.version, self.model = text(raw.name), raw.version, text(raw.model)
         self.card = json.loads(text(raw.card))
         self.device, self.threads = text(raw.device), raw.threads
-        self.input = _spec(raw.input[0])
+        self.inputs = [_spec(raw.input[i]) for i in range(raw.input_count)]
+        self.input = self.inputs[0]
         self.outputs = [_spec(raw.outputs[i]) for i in range(raw.output_count)]
         self.batches = [raw.batches[i] for i in range(raw.batch_count)]
 
@@ -238,7 +241,7 @@ class Environment:
 
 def _spec(t):
     shape = [t.shape[i] for i in range(t.rank)]
-    return Spec((t.name or b"").decode("utf-8", "replace"), shape, _library.TYPES[t.type], _library.LAYOUTS[t.layout], t.bytes)
+    return Spec((t.name or b"").decode("utf-8", "replace"), shape, _library.TYPES[t.type], _library.LAYOUTS[t.layout], t.bytes, t.offset)
 
 
 def _bytes(text):
@@ -373,8 +376,9 @@ class _Process:
         try:
             env = self.env
             make = DeviceTensor if env.on_gpu else HostTensor
+            inputs = [make((input or 0) + t.offset, n, t) for t in env.inputs]
             held = self.framework.configure_batch(
-                slot, n, make(input or 0, n, env.input), [make(outputs[i] or 0, n, o) for i, o in enumerate(env.outputs)])
+                slot, n, inputs if "inputs" in env.card else inputs[0], [make(outputs[i] or 0, n, o) for i, o in enumerate(env.outputs)])
             ephemeral[0] = _size("configure_batch", held, "a batch takes beyond its input and outputs")
             return _library.OK
         except BaseException as e:

@@ -17,7 +17,7 @@ LAYOUTS = {0: "", 1: "hwc", 2: "chw"}
 class Tensor(Structure):
     _fields_ = [
         ("name", c_char_p), ("shape", POINTER(c_int64)), ("bytes", c_uint64), ("rank", c_uint32),
-        ("type", c_uint32), ("layout", c_uint32), ("reserved", c_uint32),
+        ("type", c_uint32), ("layout", c_uint32), ("offset", c_uint32),
     ]
 
 
@@ -26,6 +26,7 @@ class Environment(Structure):
         ("size", c_uint32), ("abi", c_uint32), ("name", c_char_p), ("version", c_uint32), ("threads", c_int32),
         ("model", c_char_p), ("card", c_char_p), ("device", c_char_p), ("input", POINTER(Tensor)),
         ("outputs", POINTER(Tensor)), ("output_count", c_uint32), ("batch_count", c_uint32), ("batches", POINTER(c_int32)),
+        ("input_count", c_uint32),
     ]
 
 
