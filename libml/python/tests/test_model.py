@@ -21,7 +21,7 @@ class Layouts(unittest.TestCase):
         for struct_, offsets, size in (
             (_library.Tensor, {"name": 0, "shape": 8, "bytes": 16, "rank": 24, "type": 28, "layout": 32}, 40),
             (_library.Environment, {"size": 0, "abi": 4, "name": 8, "version": 16, "threads": 20, "model": 24, "card": 32,
-                                    "device": 40, "input": 48, "outputs": 56, "output_count": 64, "batch_count": 68, "batches": 72}, 80),
+                                    "device": 40, "input": 48, "outputs": 56, "output_count": 64, "batch_count": 68, "batches": 72, "input_count": 80}, 88),
             (_library.Framework, {"size": 0, "abi": 4, "init": 8, "load_model": 16, "link_model": 24, "configure_batch": 32,
                                   "infer_batch": 40, "deinit": 48}, 56),
         ):
@@ -162,7 +162,7 @@ class Callbacks(unittest.TestCase):
             process = penstock_model._Process(library, Wrong())
             self.assertEqual(process.table.link_model(None, ctypes.byref(held)), _library.FAILED, told)
             self.assertEqual(library.reason.decode(), "link_model returned %s, want the bytes that %s%s, or None" % (told, holds, limited))
-            process.env = types.SimpleNamespace(on_gpu=False, input=penstock_model.Spec("x", (1,), "u8", "hwc", 1), outputs=[])
+            process.env = types.SimpleNamespace(on_gpu=False, card={}, inputs=[penstock_model.Spec("x", (1,), "u8", "hwc", 1)], outputs=[])
             self.assertEqual(process.table.configure_batch(None, 0, 1, None, None, ctypes.byref(held)), _library.FAILED, told)
             self.assertEqual(library.reason.decode(), "configure_batch returned %s, want the bytes that %s%s, or None" % (told, takes, limited))
             self.assertEqual(held.value, 0)
