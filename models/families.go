@@ -110,7 +110,7 @@ type Found struct {
 	// The only classes in an answer: labels, or numbers in quotes. All if left out.
 	Classes []string `yaml:"classes" minItems:"1" unique:"true" want:"a label, or a class's number in quotes"`
 
-	// Only has an element per class, or none if Classes are not set.
+	// Only says for each class whether it is in an answer. It is empty if Classes are not set.
 	Only []bool
 }
 

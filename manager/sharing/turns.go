@@ -14,7 +14,7 @@ import (
 // turns are the processes that take turns. The control loop owns it.
 type turns struct {
 	// files are the file with turns per level and that with turns for all levels, nil until a process needs it. Which
-	// one a process needs may change with the device. One that has begun keeps its file.
+	// one a process needs may change with the device. A process that has begun keeps its file.
 	files   map[bool]*shm.Turns
 	holders map[int]*turnHolder // by process id
 }

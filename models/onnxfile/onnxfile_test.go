@@ -121,7 +121,7 @@ func TestReadNames(t *testing.T) {
 	}
 }
 
-// A file that is no model is one error, which says what is wrong. What Read keeps of a hostile one is bounded.
+// A file that is no model is one error, which says what is wrong. Read keeps a bounded part of a hostile one.
 func TestReadRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for want, data := range map[string][]byte{

@@ -48,7 +48,7 @@ type decoding struct {
 	running  sync.WaitGroup
 }
 
-// room is where an image's payload goes, and what became of it.
+// room is the place of an image's payload, and the result of its decoding.
 type room struct {
 	buffer  []byte // empty, with the capacity of the payload
 	payload []byte
