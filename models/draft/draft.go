@@ -75,6 +75,7 @@ func Write(name, file string, model *onnxfile.Model, o *Observed, took time.Dura
 	} else {
 		w.writeTensors()
 	}
+	w.writeOthers()
 	w.writeOutputs()
 	w.writeBatches(took)
 	w.writeDecoder(family, known)
@@ -192,13 +193,22 @@ func (w *writer) writePicture(p picked, known bool) {
 
 func (w *writer) writeTensors() {
 	w.line("inputs:")
-	var constants, states []string
 	for _, in := range w.observed.Inputs {
+		if in.Constant != nil {
+			continue
+		}
 		why := ""
-		if w.observed.SizeGuessed && in.Constant == nil && in.State == "" {
+		if w.observed.SizeGuessed && in.State == "" {
 			why = "the file leaves sizes open; --size sets them"
 		}
 		w.line("  - {name: %s, type: %s, shape: %s}%s", quote(in.Name), in.Type, shape(in.Shape), guess(why))
+	}
+}
+
+// writeOthers writes the inputs that requests do not have.
+func (w *writer) writeOthers() {
+	var constants, states []string
+	for _, in := range w.observed.Inputs {
 		switch {
 		case in.State != "":
 			states = append(states, quote(in.Name)+": "+quote(in.State))

@@ -66,6 +66,7 @@ func TestWriteLines(t *testing.T) {
 		{Name: "sr", Type: "i64", Shape: []int64{}, Constant: []float64{16000}},
 		{Name: "h", Type: "f32", Shape: []int64{4}, State: "h N"},
 	}
+	sized := onnxfile.Model{Inputs: []onnxfile.Value{picture320.Inputs[0], value("size", "f32", "batch 2")}}
 	y := func(kind string, shape ...int64) Output { return Output{Name: "out", Type: kind, Shape: shape} }
 	for name, c := range map[string]struct {
 		model   *onnxfile.Model
@@ -88,7 +89,8 @@ func TestWriteLines(t *testing.T) {
 		"rotated":               {withMetadata(picture320, "task", "obb", "stride", "32"), observed(pictures, y("f32", 20, 2100)), Options{}, []string{"decoder: {name: yolo, rotated: true}"}, ""},
 		"masks":                 {withMetadata(picture320, "task", "segment", "stride", "32"), observed(pictures, y("f32", 116, 2100), Output{Name: "output 1", Type: "f32", Shape: []int64{32, 80, 80}}), Options{}, []string{`decoder: {name: yolo, masks: "output 1"}`}, ""},
 		"text":                  {withMetadata(picture320, "character", "a\nno\n\"\n"), observed(pictures, y("f32", 40, 5)), Options{}, []string{"reverse_channels: true # guess", "std: [127.5, 127.5, 127.5]", "decoder: {name: text} # guess", `labels: ["a", "no", "\""]`}, ""},
-		"constants and states":  {&vector, observed(vectors, y("f32", 1), Output{Name: "h N", Type: "f32", Shape: []int64{4}}), Options{}, []string{"  - {name: sr, type: i64, shape: []}\n", "constants: {sr: 16000} # guess", `state: {h: "h N"} # guess`, "decoder: {name: raw}"}, ""},
+		"constants and states":  {&vector, observed(vectors, y("f32", 1), Output{Name: "h N", Type: "f32", Shape: []int64{4}}), Options{}, []string{"inputs:\n  - {name: x, type: f32, shape: [8]}\n  - {name: h, type: f32, shape: [4]}\nconstants: {sr: 16000} # guess", `state: {h: "h N"} # guess`, "decoder: {name: raw}"}, ""},
+		"constant of a picture": {&sized, observed([]Input{pictures[0], {Name: "size", Type: "f32", Shape: []int64{2}, Constant: []float64{320, 320}}}, y("f32", 3)), Options{Scale: 1}, []string{"layout: chw}\nconstants: {size: [320, 320]} # guess"}, "--decoder classes"},
 		"fixed batch":           {&vector, &Observed{Inputs: vectors, Outputs: []Output{y("f32", 1)}, Batch: 4}, Options{}, []string{"batches: [4] # fixed in the file"}, ""},
 		"dependent":             {&vector, &Observed{Inputs: vectors, Outputs: []Output{y("f32", 1)}, Single: "two\nlines"}, Options{}, []string{"batches: [1] # two lines\n"}, ""},
 		"size guessed":          {&picture320, &Observed{Inputs: pictures, Outputs: []Output{y("f32", 1)}, SizeGuessed: true}, Options{}, []string{"size: [320, 320, 3] # height, width, channels; guess: the file leaves it open; --size sets it"}, "--scale"},
