@@ -71,7 +71,7 @@ func Write(name, file string, model *onnxfile.Model, o *Observed, took time.Dura
 	}
 	family := w.family()
 	if w.picture {
-		w.writePicture(values, known)
+		w.writePicture(values, known, family)
 	} else {
 		w.writeTensors()
 	}
@@ -163,7 +163,7 @@ func (w *writer) size() [3]int64 {
 }
 
 // writePicture writes the input. If it is not known how pictures become the tensor, requests are the tensor.
-func (w *writer) writePicture(p picked, known bool) {
+func (w *writer) writePicture(p picked, known bool, f family) {
 	in := &w.observed.Inputs[0]
 	layout := "hwc"
 	if channels, _ := pictureAxes(w.model.Inputs); channels == 0 {
@@ -176,6 +176,13 @@ func (w *writer) writePicture(p picked, known bool) {
 	w.line("input:")
 	w.line("  name: %s", quote(in.Name))
 	w.line("  size: [%d, %d, %d] # height, width, channels%s", s[0], s[1], s[2], strings.Replace(guess(why), " #", ";", 1))
+	switch {
+	case known && f.name == "text":
+		w.line("  fit: left%s", guess("a line of text fills the height"))
+		w.line("  pad: [127, 127, 127]")
+	case known && w.model.Metadata["task"] != "":
+		w.line("  pad: [114, 114, 114]%s", guess("as models with this metadata are trained"))
+	}
 	if known {
 		w.line("  wire: {type: u8, layout: hwc} # RGB")
 	} else {

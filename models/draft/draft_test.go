@@ -39,6 +39,7 @@ model: yolo.onnx
 input:
   name: images
   size: [320, 320, 3] # height, width, channels
+  pad: [114, 114, 114] # guess: as models with this metadata are trained
   wire: {type: u8, layout: hwc} # RGB
   tensor: {type: f32, layout: chw}
   mean: [0, 0, 0] # guess: 0 to 1 in RGB, as models with this metadata take
@@ -88,7 +89,7 @@ func TestWriteLines(t *testing.T) {
 		"key points":            {withMetadata(picture320, "task", "pose", "stride", "32", "kpt_shape", "[17, 3]"), observed(pictures, y("f32", 56, 2100)), Options{}, []string{"decoder: {name: yolo, keypoints: [17, 3]}"}, ""},
 		"rotated":               {withMetadata(picture320, "task", "obb", "stride", "32"), observed(pictures, y("f32", 20, 2100)), Options{}, []string{"decoder: {name: yolo, rotated: true}"}, ""},
 		"masks":                 {withMetadata(picture320, "task", "segment", "stride", "32"), observed(pictures, y("f32", 116, 2100), Output{Name: "output 1", Type: "f32", Shape: []int64{32, 80, 80}}), Options{}, []string{`decoder: {name: yolo, masks: "output 1"}`}, ""},
-		"text":                  {withMetadata(picture320, "character", "a\nno\n\"\n"), observed(pictures, y("f32", 40, 5)), Options{}, []string{"reverse_channels: true # guess", "std: [127.5, 127.5, 127.5]", "decoder: {name: text} # guess", `labels: ["a", "no", "\""]`}, ""},
+		"text":                  {withMetadata(picture320, "character", "a\nno\n\"\n"), observed(pictures, y("f32", 40, 5)), Options{}, []string{"fit: left # guess", "pad: [127, 127, 127]", "reverse_channels: true # guess", "std: [127.5, 127.5, 127.5]", "decoder: {name: text} # guess", `labels: ["a", "no", "\""]`}, ""},
 		"constants and states":  {&vector, observed(vectors, y("f32", 1), Output{Name: "h N", Type: "f32", Shape: []int64{4}}), Options{}, []string{"inputs:\n  - {name: x, type: f32, shape: [8]}\n  - {name: h, type: f32, shape: [4]}\nconstants: {sr: 16000} # guess", `state: {h: "h N"} # guess`, "decoder: {name: raw}"}, ""},
 		"constant of a picture": {&sized, observed([]Input{pictures[0], {Name: "size", Type: "f32", Shape: []int64{2}, Constant: []float64{320, 320}}}, y("f32", 3)), Options{Scale: 1}, []string{"layout: chw}\nconstants: {size: [320, 320]} # guess"}, "--decoder classes"},
 		"fixed batch":           {&vector, &Observed{Inputs: vectors, Outputs: []Output{y("f32", 1)}, Batch: 4}, Options{}, []string{"batches: [4] # fixed in the file"}, ""},
