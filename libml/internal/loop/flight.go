@@ -208,7 +208,11 @@ func (l *Loop) finish() error {
 			l.Queue.LearnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	if began := l.Gate.End(inferred, &f.Begun, l.next(inferred)); f.followed {
+	var next *shm.Rank
+	if rank, waits := l.next(inferred); waits {
+		next = &rank
+	}
+	if began := l.Gate.End(inferred, &f.Begun, next); f.followed {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}

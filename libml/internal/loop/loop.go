@@ -52,7 +52,6 @@ type Loop struct {
 	pause     time.Duration // that the share requires after the last batch
 	retryAt   int64         // when a batch that was not admitted next to one in flight asks again
 	joins     bool          // the gate lets the next batch begin next to those in flight
-	nextRank  shm.Rank      // next returns its address
 	acquired  int64         // when this process got the ring
 	served    bool          // a batch has begun
 	announced bool
@@ -337,22 +336,21 @@ func (l *Loop) mayBegin() bool {
 	case len(l.Queue.Pending) > 0 && now < l.retryAt:
 		return false
 	}
-	next := l.next(now)
-	if l.joins = next != nil && l.Gate.Joins(now, *next); l.joins && l.queueMayBegin(now) {
+	next, waits := l.next(now)
+	if l.joins = waits && l.Gate.Joins(now, next); l.joins && l.queueMayBegin(now) {
 		return true
 	}
 	l.Gate.StopWaiting()
 	return false
 }
 
-// next is the rank of the next batch, nil if no request is pending.
-func (l *Loop) next(now int64) *shm.Rank {
+// next returns the rank of the next batch, and false if no request is pending.
+func (l *Loop) next(now int64) (rank shm.Rank, waits bool) {
 	if len(l.Queue.Pending) == 0 {
-		return nil
+		return rank, false
 	}
 	padded := l.Queue.Rule.Pad(min(len(l.Queue.Pending), l.Queue.Size()))
-	l.nextRank = l.Gate.Rank(l.flights.free(), padded, !l.guaranteed(now), earliestDeadline(l.Queue.Pending))
-	return &l.nextRank
+	return l.Gate.Rank(l.flights.free(), padded, !l.guaranteed(now), earliestDeadline(l.Queue.Pending)), true
 }
 
 func (l *Loop) queueMayBegin(now int64) bool {
