@@ -41,7 +41,7 @@ card beside the model, where "penstock if add NAME --model FILE" finds it.`,
 			if err != nil {
 				return err
 			}
-			result, err := inspect.File(cmd.Context(), args[0], "", "", options)
+			result, err := inspect.File(cmd.Context(), args[0], options)
 			if err != nil {
 				return err
 			}
@@ -189,7 +189,7 @@ func draftedCard(cmd *cobra.Command, file, name, runtimeDir string, flags *draft
 	if err != nil {
 		return "", err
 	}
-	result, err := inspect.File(cmd.Context(), file, filepath.Dir(path), "", options)
+	result, err := inspect.File(cmd.Context(), file, options)
 	if err != nil {
 		return "", err
 	}
@@ -197,7 +197,7 @@ func draftedCard(cmd *cobra.Command, file, name, runtimeDir string, flags *draft
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		folder := filepath.Join(runtimeDir, "cards")
 		path = filepath.Join(folder, name+".yaml")
-		if result, err = inspect.File(cmd.Context(), file, folder, name, options); err != nil {
+		if err = result.Draft(file, name); err != nil {
 			return "", err
 		}
 		err = cmp.Or(os.MkdirAll(folder, 0o755), inspect.Save(path, result.Text))

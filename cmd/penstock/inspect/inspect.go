@@ -27,14 +27,16 @@ type Result struct {
 	File     *onnxfile.Model `json:"file"`
 	Observed *draft.Observed `json:"observed"`
 	draft.Card
+
+	took    time.Duration
+	options draft.Options
 }
 
 // Extension is that of model files.
 const Extension = ".onnx"
 
-// File drafts the card of a model for a folder, or for the model's folder if folder is empty. The card is called name,
-// or like the file.
-func File(ctx context.Context, file, folder, name string, options draft.Options) (*Result, error) {
+// File runs a model, and drafts a card that lies beside it and has its name.
+func File(ctx context.Context, file string, options draft.Options) (*Result, error) {
 	file, err := filepath.Abs(file)
 	if err != nil {
 		return nil, fmt.Errorf("find model: %w", err)
@@ -59,18 +61,21 @@ func File(ctx context.Context, file, folder, name string, options draft.Options)
 		return nil, fmt.Errorf("inspect %s: read what its process printed: %w", file, err)
 	}
 
-	path := filepath.Base(file)
-	if folder != "" && folder != filepath.Dir(file) {
-		path = file
-	}
-	if name == "" {
-		name = cardName(file)
-	}
-	card, err := draft.Write(name, path, model, seen.Observed, seen.Took, options)
-	if err != nil {
+	r := &Result{File: model, Observed: seen.Observed, took: seen.Took, options: options}
+	if err := r.Draft(filepath.Base(file), cardName(file)); err != nil {
 		return nil, err
 	}
-	return &Result{File: model, Observed: seen.Observed, Card: *card}, nil
+	return r, nil
+}
+
+// Draft drafts the card with that path of the model, and that name.
+func (r *Result) Draft(model, name string) error {
+	card, err := draft.Write(name, model, r.File, r.Observed, r.took, r.options)
+	if err != nil {
+		return err
+	}
+	r.Card = *card
+	return nil
 }
 
 // cardName makes the name of a card from that of a file.
