@@ -172,8 +172,8 @@ func (q *Queue) OverlapAt(now int64) (at int64, ok bool) {
 	return now + int64(q.Left(0, now)-q.lead()), true
 }
 
-// Pick chooses the next batch. demoted: it is beyond the guarantee, until refilled. The batch stays in Pending until Begin. late are the requests to be answered so. They are no
-// longer pending, and valid until the next Add.
+// Pick chooses the next batch. demoted: it is beyond the guarantee, until refilled. The batch stays in Pending until
+// Begin. late are the requests to be answered so. They are no longer pending, and valid until the next Add.
 func (q *Queue) Pick(now int64, demoted bool, refilled int64) (c Choice, late []Request) {
 	q.fairness.Rank(q.Pending, now, q.Rule.cfg.SLO)
 	c.Demoted = demoted

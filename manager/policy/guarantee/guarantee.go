@@ -194,9 +194,8 @@ type Action struct {
 
 // Decide returns an Action for each function, in the same order. Guarantees that the
 // operator set come first. The others get their whole needs while these fit: first the highest
-// priority, then the smallest need; those whose costs are not known come last. As many as possible are kept, instead of all
-// being late. Functions
-// that do not fit divide what is left. If all fit, all do. A function of unknown cost needs an equal part.
+// priority, then the smallest need. Those of unknown cost come last. As many as possible are kept, instead of all
+// being late. Functions that do not fit divide what is left. If all fit, all do. A function of unknown cost needs an equal part.
 //
 // A function that is not kept comes after others of its objective: it
 // always has work, and would fill the queue of its level.
