@@ -201,9 +201,14 @@ func (p *fakeProcess) wake() control.Order {
 	return control.Order{}
 }
 
+// signal panics if the process's note does not say yet why it is to end: an orchestrator that takes
+// over now would call the end a failure.
 func (p *fakeProcess) signal(sig syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if n, err := readSaved(p.noted); err != nil || n.Asked == "" && n.Fault == "" {
+		panic(fmt.Sprintf("%s before the note has a reason: %s", sig, p.noted))
+	}
 	p.signals = append(p.signals, sig)
 	switch sig {
 	case syscall.SIGTERM:

@@ -126,10 +126,14 @@ func (s *supervisor) save() {
 		if c.process == nil || c.state.Ended() {
 			continue
 		}
-		if note := s.noteOf(k, c); !bytes.Equal(note, c.noted) {
-			c.noted = note
-			c.process.note(note)
-		}
+		s.saveProcess(k, c)
+	}
+}
+
+func (s *supervisor) saveProcess(k key, c *child) {
+	if note := s.noteOf(k, c); !bytes.Equal(note, c.noted) {
+		c.noted = note
+		c.process.note(note)
 	}
 }
 

@@ -465,15 +465,16 @@ func (s *supervisor) do(a action) {
 		s.reshare(a.key, c)
 	case drain:
 		c.drained, c.asked = s.now(), a.why
+		s.saveProcess(a.key, c)
 		s.order(a.key, c, control.Order{Do: control.DoDrain})
 	case term:
 		c.termed = s.now()
 		if c.asked == "" {
 			c.asked = a.why
 		}
-		c.process.signal(syscall.SIGTERM)
+		s.signal(a.key, c, syscall.SIGTERM)
 	case kill:
-		s.kill(c, a.fault, a.why)
+		s.kill(a.key, c, a.fault, a.why)
 	case forget:
 		if c.process != nil {
 			c.process.forget()
@@ -483,7 +484,7 @@ func (s *supervisor) do(a action) {
 }
 
 // kill sends SIGKILL to a process. Its end comes as an event.
-func (s *supervisor) kill(c *child, fault, why string) {
+func (s *supervisor) kill(k key, c *child, fault, why string) {
 	c.killed = s.now()
 	if c.fault == "" {
 		c.fault = fault
@@ -491,7 +492,14 @@ func (s *supervisor) kill(c *child, fault, why string) {
 	if why != "" && c.asked == "" {
 		c.asked = why
 	}
-	c.process.signal(syscall.SIGKILL)
+	s.signal(k, c, syscall.SIGKILL)
+}
+
+// signal saves why a process is to end, and then sends the signal. If this orchestrator ends before
+// the process does, the next one knows that the end was ordered.
+func (s *supervisor) signal(k key, c *child, sig syscall.Signal) {
+	s.saveProcess(k, c)
+	c.process.signal(sig)
 }
 
 func (s *supervisor) spawn(a action) {
@@ -571,7 +579,7 @@ func (s *supervisor) note(r report) {
 		s.noteNotice(r.key, c, *e.notice)
 	case e.broken != nil:
 		if c.killed.IsZero() {
-			s.kill(c, "protocol error: "+e.broken.Error(), "")
+			s.kill(r.key, c, "protocol error: "+e.broken.Error(), "")
 		}
 	case e.exit != nil:
 		s.noteExit(r.key, c, *e.exit)
@@ -587,7 +595,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	}
 	if !n.State.Follows(c.state) {
 		if c.killed.IsZero() {
-			s.kill(c, fmt.Sprintf("protocol error: state %s after %s", n.State, c.state), "")
+			s.kill(k, c, fmt.Sprintf("protocol error: state %s after %s", n.State, c.state), "")
 		}
 		return
 	}

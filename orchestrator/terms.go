@@ -141,6 +141,6 @@ func (s *supervisor) order(k key, c *child, o control.Order) {
 	case err != nil:
 		// A process that hangs would ignore the next order as well.
 		s.addProcess(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("cannot send order to process; killing it")
-		s.kill(c, "cannot send orders: "+err.Error(), "")
+		s.kill(k, c, "cannot send orders: "+err.Error(), "")
 	}
 }
