@@ -99,13 +99,13 @@ type Options struct {
 	// default (net.core.rmem_default is 208 KiB, and includes overhead).
 	BurstBytes int
 	// Timeout is how long after Send a request ends unanswered or unsent; 2 s
-	// by default.
+	// by default. Each new fragment of an answer begins it again.
 	Timeout time.Duration
 	// ResendAfter is the silence after which fragment 0 is sent again, to ask
 	// about the request. It doubles with each question. 100 ms by default. A
 	// request that lost fragments asks sooner: see package recovery.
 	ResendAfter time.Duration
-	// MaxResultBytes is the max size of a result's payload, 16 MiB by default.
+	// MaxResultBytes is the max size of a result's payload. The default is the largest answer, 64 MiB.
 	MaxResultBytes int
 
 	plain       bool // use a plainSocket even on Linux
@@ -119,7 +119,7 @@ const (
 	defaultBurstBytes     = 128 << 10
 	defaultTimeout        = 2 * time.Second
 	defaultResendAfter    = 100 * time.Millisecond
-	defaultMaxResultBytes = 16 << 20
+	defaultMaxResultBytes = wire.MaxFragments * wire.DefaultFragmentBytes
 
 	// defaultSocketBytes is the requested size of the send and receive buffers. The
 	// kernel limits it to net.core.wmem_max and rmem_max.

@@ -115,7 +115,9 @@ func (c *Client) assembleLocked(r *request, h *wire.Header, result *wire.Result,
 		c.counts.foreign.Add(1)
 		return false
 	}
-	if !fresh {
+	if fresh {
+		r.timeoutAt = at + int64(c.options.Timeout)
+	} else {
 		c.counts.duplicates.Add(1)
 	}
 	if first {

@@ -424,6 +424,7 @@ class Engine:
         else:
             last = d.fragment == r.asked
             r.present.add(d.fragment)
+            r.timeout_at = now + self.options.timeout
             r.answer[d.offset : d.offset + len(d.payload)] = d.payload
             if len(r.present) == d.fragments:
                 return bytes(r.answer)

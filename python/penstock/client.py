@@ -69,7 +69,7 @@ class Client:
         async with penstock.Client("host:5001") as client:
             answer = await client.infer(picture)
 
-    timeout: seconds after which a request ends unanswered.
+    timeout: seconds after which a request ends unanswered. Each new fragment of an answer begins it again.
     fragment_bytes: size of a picture's fragments.
     pace: max bytes sent per second. None is no limit but the manager's credit.
     in_flight: requests in flight before the first answer sets the credit.
@@ -84,7 +84,7 @@ class Client:
         fragment_bytes: int = 1024,
         pace: Optional[float] = None,
         in_flight: int = 8,
-        max_result_bytes: int = 16 << 20,
+        max_result_bytes: int = 64 << 20,
     ) -> None:
         self._host, self._port = _parse_address(address)
         if not 1 <= fragment_bytes <= _wire.MAX_FRAGMENT_BYTES:
@@ -378,7 +378,7 @@ class SyncClient:
         fragment_bytes: int = 1024,
         pace: Optional[float] = None,
         in_flight: int = 8,
-        max_result_bytes: int = 16 << 20,
+        max_result_bytes: int = 64 << 20,
     ) -> None:
         self._client = Client(
             address,

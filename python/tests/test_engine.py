@@ -237,6 +237,21 @@ class Engines(unittest.TestCase):
         self.assertEqual([a.status for a in p.answers], [Status.UNANSWERED])
         self.assertEqual(p.answers[0].detail, "no answer from test:1 within 2 s")
 
+    def test_timeout_begins_again_with_each_fragment(self):
+        p = Peer()
+        r = p.submit()
+        p.sent()
+        for index in 0, 1, 1:  # the second time it is not new
+            p.now += 1500 * MS
+            p.sent()
+            p.answer(r.id, kind=3, payload=bytes(5000), index=index)
+        p.now += 499 * MS
+        p.sent()
+        self.assertEqual(p.answers, [])
+        p.now += 1 * MS
+        p.sent()
+        self.assertEqual([a.status for a in p.answers], [Status.UNANSWERED])
+
     def test_proof_of_address(self):
         p = Peer()
         r = p.submit()
