@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -863,6 +864,25 @@ func TestClientDropsLateRequests(t *testing.T) {
 	for _, want := range []uint32{holder, patient} {
 		if r := <-ends; r.ID != want || r.Err != nil {
 			t.Fatalf("request %d ended with %v, want %d answered", r.ID, r.Err, want)
+		}
+	}
+}
+
+func TestWanted(t *testing.T) {
+	openfiles.CheckLeaks(t)
+	got := make(chan wire.Extension, 1)
+	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		got <- q.Extension
+		return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 8}, nil, true
+	}, clienttest.ManagerOptions{})
+	c := dial(t, m.Addr(), client.Options{})
+	for _, row := range []struct {
+		score float64
+		want  uint16
+	}{{0, 0}, {-1, 0}, {math.NaN(), 0}, {1e-9, 1}, {0.5, 0x7fff}, {1, 0xffff}, {math.Inf(1), 0xffff}} {
+		must.Get(c.Do(t.Context(), []byte{1}, client.RequestOptions{Stream: 7, LowestScore: row.score}))(t)
+		if e := <-got; e.Stream != 7 || e.LowestScore != row.want {
+			t.Errorf("score %v: got %+v, want stream 7 and score %d", row.score, e, row.want)
 		}
 	}
 }

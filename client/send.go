@@ -170,9 +170,15 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	if index == 0 {
 		missing = r.answer.ask(c.windowLocked(int(r.answer.size)))
 	}
-	if index == 0 && (dropAt != never || r.options.Priority > 0 || c.cookie != 0 || !missing.Empty()) {
+	if index == 0 {
+		e = wire.Extension{
+			Priority: r.options.Priority, Cookie: c.cookie, Missing: missing, Stream: r.options.Stream,
+			LowestScore: score(r.options.LowestScore),
+		}
+	}
+	if e != (wire.Extension{}) || index == 0 && dropAt != never {
 		h.Flags |= wire.FlagExtension
-		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now), Cookie: c.cookie, Missing: missing}
+		e.SentAt = uint64(now)
 		if dropAt != never {
 			// If the deadline has passed, the manager must report that. 0 would
 			// mean no deadline.
@@ -180,6 +186,14 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 		}
 	}
 	return c.socket.add(h, e, r.picture[h.Offset:][:h.Length])
+}
+
+// score converts a score to the unit of the wire, rounded down. Any score above 0 is at least 1 there.
+func score(s float64) uint16 {
+	if !(s > 0) {
+		return 0
+	}
+	return uint16(max(min(s, 1)*math.MaxUint16, 1))
 }
 
 // windowPart is the part of the receive buffer that the fragments of one question may fill. The kernel counts

@@ -8,7 +8,7 @@ import (
 )
 
 // layoutVersion is the version of the layout. Both sides refuse any other.
-const layoutVersion = 3
+const layoutVersion = 4
 
 // The manager alone writes two of the files. The first word of each says which
 // of the two it is.
@@ -156,7 +156,9 @@ type Request struct {
 	Bytes uint32
 	// Priority is what the client asked for: higher goes first.
 	Priority uint8
-	_        [3]uint8
+	_        uint8
+	// LowestScore is the score, in 1/65535, below which the client wants nothing; 0 means the card's.
+	LowestScore uint16
 	// FirstFragment and Complete are when the first and the last fragment arrived. After
 	// Deadline the answer is worthless. All are nanoseconds of Now.
 	FirstFragment, Complete, Deadline int64
@@ -164,7 +166,10 @@ type Request struct {
 	// which clients take turns. They are hashes; 0 is the address of all clients that
 	// have not proved theirs.
 	Address, Client uint32
-	_               [16]uint8
+	// Stream stands for one stream of the client, if the function keeps a state per stream; else 0. It is a hash
+	// with a secret key.
+	Stream uint64
+	_      [8]uint8
 }
 
 // Result is what an IF reports about a request, next to the payload.

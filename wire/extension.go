@@ -18,10 +18,16 @@ import (
 // The bytes from 24 on belong to the use. Bytes that are not named are zero, and ignored when read.
 //
 //	use 0: none
-//	use 1: fragments of the answer that a question asks for.
+//	use 1: fragments of the answer that a question asks for
 //
 //	24  u16 base fragment · u16 number of bits, at most MaxMissing
 //	28  32 × bitmap: bit i%8 of byte i/8 is set if fragment base+i is missing
+//
+//	use 2: what the client wants of the request
+//
+//	24  2 × zero · u16 lowest score, in 1/65535, 0 for the card's
+//	28  8 × zero
+//	36  u32 stream id
 type Extension struct {
 	// Deadline is how long after the client's send an answer is still useful; 0
 	// means that the client sets none. The manager, which does not share the
@@ -37,12 +43,21 @@ type Extension struct {
 	// that the client has none.
 	Cookie uint64
 	// Missing names the fragments of the answer that a question asks for. The zero
-	// value asks for the whole answer.
+	// value asks for the whole answer. If it names any, the fields below are not sent.
 	Missing Missing
+	// LowestScore is the score, in 1/65535, below which the client wants nothing; 0
+	// means the card's.
+	LowestScore uint16
+	// Stream identifies one of the client's streams, for functions that keep a
+	// state per stream.
+	Stream uint32
 }
 
-// useMissing is the use of an extension that names missing fragments.
-const useMissing = 1
+// The uses of an extension.
+const (
+	useMissing = 1
+	useRequest = 2
+)
 
 // MaxMissing is the max number of fragments that a Missing spans.
 const MaxMissing = 256
@@ -116,6 +131,10 @@ func (e *Extension) Put(b []byte) {
 		binary.LittleEndian.PutUint16(b[24:], e.Missing.base)
 		binary.LittleEndian.PutUint16(b[26:], e.Missing.span)
 		copy(b[28:], e.Missing.bitmap[:])
+	} else if e.LowestScore != 0 || e.Stream != 0 {
+		b[5] = useRequest
+		binary.LittleEndian.PutUint16(b[26:], e.LowestScore)
+		binary.LittleEndian.PutUint32(b[36:], e.Stream)
 	}
 }
 
@@ -131,8 +150,13 @@ func DecodeExtension(b []byte) (Extension, error) {
 		SentAt:   binary.LittleEndian.Uint64(b[8:]),
 		Cookie:   binary.LittleEndian.Uint64(b[16:]),
 	}
-	if span := min(binary.LittleEndian.Uint16(b[26:]), MaxMissing); b[5] == useMissing && span > 0 {
-		e.Missing = Missing{base: binary.LittleEndian.Uint16(b[24:]), span: span, bitmap: [MaxMissing / 8]byte(b[28:])}
+	switch b[5] {
+	case useMissing:
+		if span := min(binary.LittleEndian.Uint16(b[26:]), MaxMissing); span > 0 {
+			e.Missing = Missing{base: binary.LittleEndian.Uint16(b[24:]), span: span, bitmap: [MaxMissing / 8]byte(b[28:])}
+		}
+	case useRequest:
+		e.LowestScore, e.Stream = binary.LittleEndian.Uint16(b[26:]), binary.LittleEndian.Uint32(b[36:])
 	}
 	return e, nil
 }

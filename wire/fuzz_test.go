@@ -51,6 +51,7 @@ func FuzzDecodeExtension(f *testing.F) {
 	f.Add(exampleData(0, FlagExtension, &exampleProof)[HeaderSize:])
 	question := exampleData(0, FlagExtension, &exampleQuestion)[HeaderSize:]
 	f.Add(question)
+	f.Add(exampleData(0, FlagExtension, &exampleRequest)[HeaderSize:])
 	f.Add(slices.Concat(question[:26], []byte{0, 0}, question[28:])) // names nothing
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := DecodeExtension(b)

@@ -37,6 +37,8 @@ var exampleProof = Extension{Cookie: exampleCookie}
 
 var exampleQuestion = Extension{Cookie: exampleCookie, Missing: Missing{base: 3, span: 256, bitmap: [MaxMissing / 8]byte{0: 0b101, 31: 0x80}}}
 
+var exampleRequest = Extension{Cookie: exampleCookie, LowestScore: 0x4000, Stream: 0x01020304}
+
 var exampleExtension = Extension{Deadline: 25 * time.Millisecond, Priority: 3, SentAt: 0x1122334455667788}
 
 var (
@@ -85,6 +87,7 @@ func examples() map[string][]byte {
 		"busy-cookie":      AppendResult(nil, exampleID, &exampleProve, nil, DefaultFragmentBytes, 0, false),
 		"data-cookie":      exampleData(0, FlagExtension|FlagRetransmitted, &exampleProof),
 		"data-question":    exampleData(0, FlagExtension|FlagRetransmitted, &exampleQuestion),
+		"data-request":     exampleData(0, FlagExtension, &exampleRequest),
 		"busy":             AppendResult(nil, exampleID, &exampleBusy, nil, DefaultFragmentBytes, 0, false),
 	}
 }
@@ -145,6 +148,7 @@ func TestDecodeGolden(t *testing.T) {
 		"data-first":       header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
 		"data-cookie":      header(TypeData, FlagExtension|FlagRetransmitted, 0, 40, 0, 3, 16),
 		"data-question":    header(TypeData, FlagExtension|FlagRetransmitted, 0, 40, 0, 3, 16),
+		"data-request":     header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
 		"busy-cookie":      header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
 		"data-middle":      header(TypeData, 0, 16, 40, 1, 3, 16),
 		"data-last":        header(TypeData, FlagLast, 32, 40, 2, 3, 8),
@@ -167,14 +171,12 @@ func TestDecodeGolden(t *testing.T) {
 		}
 	}
 
-	if e, err := DecodeExtension(shown["data-first"][HeaderSize:]); err != nil || e != exampleExtension {
-		t.Errorf("extension: got %+v, %v; want %+v", e, err, exampleExtension)
-	}
-	if e, err := DecodeExtension(shown["data-cookie"][HeaderSize:]); err != nil || e != exampleProof {
-		t.Errorf("extension with a cookie: got %+v, %v; want %+v", e, err, exampleProof)
-	}
-	if e, err := DecodeExtension(shown["data-question"][HeaderSize:]); err != nil || e != exampleQuestion {
-		t.Errorf("extension of a question: got %+v, %v; want %+v", e, err, exampleQuestion)
+	for name, want := range map[string]Extension{
+		"data-first": exampleExtension, "data-cookie": exampleProof, "data-question": exampleQuestion, "data-request": exampleRequest,
+	} {
+		if e, err := DecodeExtension(shown[name][HeaderSize:]); err != nil || e != want {
+			t.Errorf("extension of %s: got %+v, %v; want %+v", name, e, err, want)
+		}
 	}
 	unknown := bytes.Clone(shown["data-question"][HeaderSize:])
 	unknown[5] = 255

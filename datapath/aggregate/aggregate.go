@@ -153,6 +153,8 @@ type replyLimit struct {
 type extension struct {
 	received bool
 	priority uint8
+	lowest   uint16 // score
+	stream   uint32
 	wanted   int64 // for how long after request.first an answer is useful; 0: unknown
 	sentAt   uint64
 }
@@ -559,7 +561,7 @@ func describe(to []shm.Fragment, d *ingest.Datagram, from, length, place uint32)
 // extend reads the client's extension of its request.
 func (a *Aggregator) extend(r *request, d *ingest.Datagram) {
 	if e, ok := a.extension(d); ok {
-		r.extension = extension{received: true, priority: e.Priority, sentAt: e.SentAt, wanted: int64(e.Deadline)}
+		r.extension = extension{received: true, priority: e.Priority, lowest: e.LowestScore, stream: e.Stream, sentAt: e.SentAt, wanted: int64(e.Deadline)}
 	}
 }
 
@@ -586,7 +588,7 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 	a.stats.Complete++
 	address, client := a.source(r.client)
 	a.table.SetRequest(slot, shm.Request{
-		ID: r.id, Fragments: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.extension.priority,
+		ID: r.id, Fragments: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.extension.priority, LowestScore: r.extension.lowest,
 		FirstFragment: r.arrived, Complete: r.complete, Deadline: a.deadline(r),
 		Address: address, Client: client,
 	})

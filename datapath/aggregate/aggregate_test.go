@@ -53,7 +53,7 @@ func TestCompleteInAnyOrder(t *testing.T) {
 }
 
 func TestDatagramInTwoSpans(t *testing.T) {
-	extension := &wire.Extension{Priority: 9, SentAt: 77, Deadline: 30 * time.Millisecond}
+	extension := &wire.Extension{Priority: 9, SentAt: 77, Deadline: 30 * time.Millisecond, LowestScore: 5}
 	size := len(fragment{extension: extension, padded: true}.datagram())
 	for at := 1; at < size; at++ {
 		onBed(t, nil, func(b *harness) {
@@ -74,8 +74,8 @@ func TestDatagramInTwoSpans(t *testing.T) {
 				t.Errorf("cut at %d: the descriptors do not make the picture", at)
 			}
 			r := b.table.requests[slot]
-			if r.Priority != 9 || r.Deadline != r.FirstFragment+30e6 {
-				t.Errorf("cut at %d: priority %d, deadline after %d", at, r.Priority, r.Deadline-r.FirstFragment)
+			if r.Priority != 9 || r.LowestScore != 5 || r.Deadline != r.FirstFragment+30e6 {
+				t.Errorf("cut at %d: priority %d, lowest score %d, deadline after %d", at, r.Priority, r.LowestScore, r.Deadline-r.FirstFragment)
 			}
 			for _, p := range b.table.fragments[slot][:r.Fragments] {
 				if p.Length == 0 {

@@ -93,14 +93,14 @@ class Request:
     """A picture in progress."""
 
     __slots__ = (
-        "id", "picture", "count", "deadline", "priority", "end", "queued_at", "timeout_at", "flying", "probe",
+        "id", "picture", "count", "wanted", "end", "queued_at", "timeout_at", "flying", "probe",
         "sent_at", "next", "resend", "resends_left", "resends", "recovery", "echoed", "questions", "unproved",
         "busy", "answer", "present", "size", "round_trip", "first_missing", "asked", "unreachable",
     )  # fmt: skip
 
-    def __init__(self, id: int, picture: _wire.Bytes, count: int, deadline: int, priority: int, now: int) -> None:
+    def __init__(self, id: int, picture: _wire.Bytes, count: int, wanted: _wire.Wanted, now: int) -> None:
         self.id, self.picture, self.count = id, picture, count
-        self.deadline, self.priority = deadline, priority
+        self.wanted = wanted
         self.end: Callable[[Answer], None]
         self.queued_at, self.timeout_at = now, 0
         self.flying = self.probe = False  # a probe is sent without credit
@@ -153,13 +153,11 @@ class Engine:
 
     # 1. The caller submits a picture.
 
-    def submit(
-        self, picture: _wire.Bytes, deadline: int, priority: int, now: int, end: Callable[[Answer], None]
-    ) -> Request:
+    def submit(self, picture: _wire.Bytes, wanted: _wire.Wanted, now: int, end: Callable[[Answer], None]) -> Request:
         """Queue a picture. Its bytes must not change until the engine calls end, once."""
         request_id = self._next_id
         self._next_id = (request_id + 1) & 0xFFFFFFFF
-        r = Request(request_id, picture, _wire.fragments(len(picture), self.options.fragment_bytes), deadline, priority, now)
+        r = Request(request_id, picture, _wire.fragments(len(picture), self.options.fragment_bytes), wanted, now)
         r.end, r.timeout_at, r.unreachable = end, now + self.options.timeout, self.stats.unreachable
         self._queued[r.id] = r
         self._queued_check_at = min(self._queued_check_at, self._drop_at(r), r.timeout_at)
@@ -220,7 +218,7 @@ class Engine:
             drop_at = self._drop_at(r)
             waited = f"{(now - r.queued_at) / 1e6:.1f} ms"
             if drop_at <= now:
-                limit = "deadline" if r.deadline else f"function's objective of {self._objective / 1e6:g} ms"
+                limit = "deadline" if r.wanted.deadline else f"function's objective of {self._objective / 1e6:g} ms"
                 detail = f"picture was not sent: after {waited} without credit, it cannot meet the {limit}"
                 self._give_up(r, Status.LATE, detail, now)
             elif r.timeout_at <= now:
@@ -235,7 +233,7 @@ class Engine:
     def _drop_at(self, r: Request) -> int:
         """When a waiting request becomes late: the time left is then the round trip. Only requests that are sent
         correct a wrong estimate, so the estimate counts for at most half of the time."""
-        lifetime = r.deadline or self._objective
+        lifetime = r.wanted.deadline or self._objective
         if lifetime == 0:
             return NEVER
         return r.queued_at + lifetime - min(self._credit.round_trip, lifetime // 2)
@@ -274,7 +272,7 @@ class Engine:
         if not self._queued:
             return None
         oldest = next(iter(self._queued.values()))
-        lifetime = oldest.deadline or self._objective
+        lifetime = oldest.wanted.deadline or self._objective
         if lifetime > 0 and now - oldest.queued_at > lifetime // 2:
             return next(reversed(self._queued.values()))
         return oldest
@@ -325,11 +323,11 @@ class Engine:
         r.questions += 1
         drop_at = self._drop_at(r)
         missing = self._missing(r)
-        if drop_at == NEVER and r.priority == 0 and self._cookie == 0 and not missing:
-            return b""
         # If the deadline has passed, the manager must report that. 0 would mean no deadline.
-        deadline = 0 if drop_at == NEVER else max(drop_at - now, 1)
-        return _wire.encode_extension(deadline, r.priority, now, self._cookie, missing)
+        wanted = r.wanted._replace(deadline=0 if drop_at == NEVER else max(drop_at - now, 1))
+        if wanted == _wire.Wanted() and self._cookie == 0 and not missing:
+            return b""
+        return _wire.encode_extension(wanted, now, self._cookie, missing)
 
     def _missing(self, r: Request) -> list[int]:
         """The fragments of the answer that a question names: as many as fit the receive buffer, together with those

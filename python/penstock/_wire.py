@@ -30,9 +30,11 @@ _VERSION = 1
 _MAX_NACK_BYTES = 1024
 
 _HEADER = struct.Struct("<2sBBIIIHHH")
-_USE_MISSING = 1  # of an extension that names fragments of an answer
+_USE_MISSING, _USE_REQUEST = 1, 2  # of an extension: it names fragments of an answer, or what the client wants
 MAX_MISSING = 256  # fragments of an answer that a question spans
-_EXTENSION = struct.Struct("<IBB2xQQHH32s4x")
+_EXTENSION = struct.Struct("<IBB2xQQ40s")
+_MISSING = struct.Struct("<HH32s4x")
+_REQUEST = struct.Struct("<2xH8xI24x")
 _BLOCK = struct.Struct("<BBHHHIIIIIIQQII8x")
 _NACK = struct.Struct("<HH")
 
@@ -62,6 +64,15 @@ MAP_CLASSES, MAP_U8, MAP_F16 = 0, 1, 2
 def pointed(n: int) -> np.dtype[Any]:
     """A box with n points."""
     return np.dtype([("box", BOX), ("points", "<f4", (n, 3))])
+
+
+class Wanted(NamedTuple):
+    """What a client wants of a request."""
+
+    deadline: int = 0  # nanoseconds for which an answer is useful; 0: the function's objective
+    priority: int = 0
+    stream: int = 0
+    lowest_score: int = 0  # in 1/65535; 0: the card's
 
 
 class Malformed(Exception):
@@ -141,14 +152,18 @@ def encode_first(request: int, picture: Bytes, size: int, again: bool, extension
     return [header + extension, picture[:length]]
 
 
-def encode_extension(deadline_ns: int, priority: int, sent_at: int, cookie: int, missing: Sequence[int] = ()) -> bytes:
-    """missing are rising fragments of the answer, which span at most MAX_MISSING."""
-    microseconds = min(-(-deadline_ns // 1000), _MAX_MICROSECONDS)
-    base = missing[0] if missing else 0
-    span = missing[-1] - base + 1 if missing else 0
-    bits = sum(1 << (index - base) for index in missing)
-    use = _USE_MISSING if missing else 0
-    return _EXTENSION.pack(microseconds, priority, use, sent_at, cookie, base, span, bits.to_bytes(32, "little"))
+def encode_extension(wanted: Wanted, sent_at: int, cookie: int, missing: Sequence[int] = ()) -> bytes:
+    """missing are rising fragments of the answer, which span at most MAX_MISSING. If there are any, stream and score
+    are not sent."""
+    microseconds = min(-(-wanted.deadline // 1000), _MAX_MICROSECONDS)
+    use, rest = 0, b""
+    if missing:
+        base = missing[0]
+        bits = sum(1 << (index - base) for index in missing)
+        use, rest = _USE_MISSING, _MISSING.pack(base, missing[-1] - base + 1, bits.to_bytes(32, "little"))
+    elif wanted.stream or wanted.lowest_score:
+        use, rest = _USE_REQUEST, _REQUEST.pack(wanted.lowest_score, wanted.stream)
+    return _EXTENSION.pack(microseconds, wanted.priority, use, sent_at, cookie, rest)
 
 
 def encode_train(request: int, picture: Bytes, size: int, index: npt.NDArray[np.intp], again: bool) -> Bytes:

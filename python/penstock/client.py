@@ -175,7 +175,15 @@ class Client:
             raise _not_open()
         return self._engine.stats
 
-    async def infer(self, picture: Picture, *, deadline: Optional[float] = None, priority: int = 0) -> Answer:
+    async def infer(
+        self,
+        picture: Picture,
+        *,
+        deadline: Optional[float] = None,
+        priority: int = 0,
+        stream_id: int = 0,
+        lowest_score: float = 0.0,
+    ) -> Answer:
         """Send a picture and return its answer, which is ok; a RequestError is raised otherwise.
 
         The array's bytes are sent as they are: the type and order must be those of the model's card. The array must
@@ -183,7 +191,10 @@ class Client:
 
         deadline: seconds for which an answer is useful; the function's objective by default.
         priority: 0 to 255. Of requests that wait together, the higher goes first.
+        stream_id: one of this client's streams, for functions that keep a state per stream.
+        lowest_score: up to 1. The answer has nothing below it; 0 is the card's.
         """
+        wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def end(answer: Answer) -> None:
@@ -195,7 +206,7 @@ class Client:
                 future.set_exception(Closed(_CLOSED))
 
         data = _bytes_of(picture, self._options)
-        r = self._start(data, _checked_deadline(deadline), _checked_priority(priority), end, closed)
+        r = self._start(data, wanted, end, closed)
         try:
             answer = await future
         except asyncio.CancelledError:
@@ -210,6 +221,8 @@ class Client:
         *,
         deadline: Optional[float] = None,
         priority: int = 0,
+        stream_id: int = 0,
+        lowest_score: float = 0.0,
     ) -> AsyncIterator[Answer]:
         """Send frames as fast as the manager takes them, and yield an answer for each, in their order.
 
@@ -217,7 +230,8 @@ class Client:
         credit for it, and copied.
         """
         events: asyncio.Queue[_Event] = asyncio.Queue()
-        s = _Stream(self, lambda f, *arguments: f(*arguments), events.put_nowait, deadline, priority)
+        wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)
+        s = _Stream(self, lambda f, *arguments: f(*arguments), events.put_nowait, wanted)
         source = frames.__aiter__() if isinstance(frames, AsyncIterable) else None
         iterator = None if isinstance(frames, AsyncIterable) else iter(frames)
         pull: Optional[asyncio.Task[None]] = None
@@ -244,7 +258,7 @@ class Client:
             s.close()
 
     def _start(
-        self, data: _wire.Bytes, deadline: int, priority: int, end: Callable[[Answer], None], closed: Callable[[], None]
+        self, data: _wire.Bytes, wanted: _wire.Wanted, end: Callable[[Answer], None], closed: Callable[[], None]
     ) -> Optional[Request]:
         """Submit a picture. Either end or closed is called once, unless the request is withdrawn."""
         if self._socket is None:
@@ -255,7 +269,7 @@ class Client:
             del self._closers[r]
             end(answer)
 
-        r = self._engine.submit(data, deadline, priority, time.monotonic_ns(), ended)
+        r = self._engine.submit(data, wanted, time.monotonic_ns(), ended)
         self._closers[r] = closed
         self._pump()
         return r
@@ -432,16 +446,24 @@ class SyncClient:
         """Live counters."""
         return self._client.stats
 
-    def infer(self, picture: Picture, *, deadline: Optional[float] = None, priority: int = 0) -> Answer:
+    def infer(
+        self,
+        picture: Picture,
+        *,
+        deadline: Optional[float] = None,
+        priority: int = 0,
+        stream_id: int = 0,
+        lowest_score: float = 0.0,
+    ) -> Answer:
         """Send a picture and return its answer, as Client.infer does."""
         data = _bytes_of(picture, self._client._options)
-        lifetime, rank = _checked_deadline(deadline), _checked_priority(priority)
+        wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)
         future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
         requests: list[Optional[Request]] = []
 
         def start() -> None:
             closed = functools.partial(future.set_exception, Closed(_CLOSED))
-            requests.append(self._client._start(data, lifetime, rank, future.set_result, closed))
+            requests.append(self._client._start(data, wanted, future.set_result, closed))
 
         self._call(start)
         try:
@@ -458,11 +480,14 @@ class SyncClient:
         *,
         deadline: Optional[float] = None,
         priority: int = 0,
+        stream_id: int = 0,
+        lowest_score: float = 0.0,
     ) -> Iterator[Answer]:
         """Send frames as fast as the manager takes them, and yield an answer for each, as Client.stream does. Frames
         are taken in the caller's thread."""
         events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        s = _Stream(self._client, self._call, events.put, deadline, priority)
+        wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)
+        s = _Stream(self._client, self._call, events.put, wanted)
         source = iter(frames)
         try:
             while True:
@@ -513,11 +538,9 @@ class _Stream:
         client: Client,
         call: Callable[..., None],
         post: Callable[[_Event], None],
-        deadline: Optional[float],
-        priority: int,
+        wanted: _wire.Wanted,
     ) -> None:
-        self._client, self._call, self._post = client, call, post
-        self._deadline, self._priority = _checked_deadline(deadline), _checked_priority(priority)
+        self._client, self._call, self._post, self._wanted = client, call, post, wanted
         self._sent = self._read = 0
         self._ended = False  # no frame is left
         self._room = 0
@@ -581,7 +604,7 @@ class _Stream:
             self._requests.pop(index, None)
             self._post(lambda: self._answers.__setitem__(index, answer))
 
-        r = self._client._start(data, self._deadline, self._priority, end, self._post_closed)
+        r = self._client._start(data, self._wanted, end, self._post_closed)
         if r is not None:
             self._requests[index] = r
 
@@ -649,18 +672,17 @@ def _parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _checked_deadline(seconds: Optional[float]) -> int:
-    if seconds is None:
-        return 0
-    if not seconds > 0:
-        raise ValueError(f"deadline is {seconds} s: want more than 0")
-    return _nanoseconds(seconds)
-
-
-def _checked_priority(priority: int) -> int:
+def _checked_wanted(deadline: Optional[float], priority: int, stream_id: int, lowest_score: float) -> _wire.Wanted:
+    if deadline is not None and not deadline > 0:
+        raise ValueError(f"deadline is {deadline} s: want more than 0")
     if not 0 <= priority <= 255:
         raise ValueError(f"priority is {priority}: want 0 to 255")
-    return priority
+    if not 0 <= stream_id < 1 << 32:
+        raise ValueError(f"stream_id is {stream_id}: want 0 to {(1 << 32) - 1}")
+    if not 0 <= lowest_score <= 1:
+        raise ValueError(f"lowest_score is {lowest_score}: want 0 to 1")
+    score = max(int(lowest_score * 0xFFFF), 1) if lowest_score else 0
+    return _wire.Wanted(_nanoseconds(deadline) if deadline else 0, priority, stream_id, score)
 
 
 def _bytes_of(picture: Picture, options: Options) -> _wire.Bytes:

@@ -215,7 +215,10 @@ class Async(Case):
             ):
                 with self.assertRaisesRegex(error, text):
                     await c.infer(p)
-            for options in {"deadline": 0.0}, {"deadline": -1.0}, {"priority": 256}, {"priority": -1}:
+            for options in (
+                {"deadline": 0.0}, {"deadline": -1.0}, {"priority": 256}, {"priority": -1},
+                {"stream_id": -1}, {"stream_id": 1 << 32}, {"lowest_score": -0.1}, {"lowest_score": 1.1},
+            ):  # fmt: skip
                 with self.assertRaisesRegex(ValueError, "want"):
                     await c.infer(picture(3), **options)
             self.assertEqual(c.stats.datagrams, 0)

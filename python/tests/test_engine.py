@@ -147,7 +147,7 @@ class Peer:
         self.now = 0
 
     def submit(self, size=3000, deadline=0, priority=0):
-        return self.engine.submit(np.zeros(size, np.uint8), deadline, priority, self.now, self.answers.append)
+        return self.engine.submit(np.zeros(size, np.uint8), _wire.Wanted(deadline, priority), self.now, self.answers.append)
 
     def sent(self):
         """The headers of what is sent now: request, index, flags, cookie."""
@@ -219,7 +219,7 @@ class Engines(unittest.TestCase):
         r = p.submit(5000)
         p.sent()
         p.now = MS
-        other = p.engine.submit(np.zeros(4000, np.uint8), 0, 0, 0, p.answers.append)
+        other = p.engine.submit(np.zeros(4000, np.uint8), _wire.Wanted(), 0, p.answers.append)
         other.id = r.id
         p.nack(other, 1)
         self.assertEqual(p.engine.stats.foreign, 1)

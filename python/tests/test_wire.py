@@ -28,16 +28,20 @@ def joined(buffers):
 
 class Encode(unittest.TestCase):
     def test_first_fragment(self):
-        extension = _wire.encode_extension(25_000_000, 3, 0x1122334455667788, 0)
+        extension = _wire.encode_extension(_wire.Wanted(25_000_000, 3), 0x1122334455667788, 0)
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, False, extension)), golden("data-first"))
 
     def test_first_fragment_with_cookie(self):
-        extension = _wire.encode_extension(0, 0, 0, COOKIE)
+        extension = _wire.encode_extension(_wire.Wanted(), 0, COOKIE)
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-cookie"))
 
     def test_question(self):
-        extension = _wire.encode_extension(0, 0, 0, COOKIE, [3, 5, 258])
+        extension = _wire.encode_extension(_wire.Wanted(), 0, COOKIE, [3, 5, 258])
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-question"))
+
+    def test_wanted(self):
+        extension = _wire.encode_extension(_wire.Wanted(stream=0x01020304, lowest_score=0x4000), 0, COOKIE)
+        self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, False, extension)), golden("data-request"))
 
     def test_train(self):
         want = golden("data-middle") + golden("data-last")
@@ -59,7 +63,7 @@ class Encode(unittest.TestCase):
 
     def test_deadline_is_rounded_up(self):
         for nanoseconds, microseconds in (1, 1), (1000, 1), (1001, 2), (1 << 62, (1 << 32) - 1):
-            extension = _wire.encode_extension(nanoseconds, 0, 0, 0)
+            extension = _wire.encode_extension(_wire.Wanted(nanoseconds), 0, 0)
             self.assertEqual(int.from_bytes(extension[:4], "little"), microseconds)
 
 
