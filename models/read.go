@@ -129,9 +129,6 @@ func (c *Card) decode(root document.Value) {
 	default:
 		root.Find("input").Reject("is missing, want what arrives and what tensor the model wants; or inputs, a list of tensors")
 	}
-	if c.Framework == PyTorch && root.Has("inputs") {
-		root.Find("inputs").Reject("is not supported by framework pytorch, want input; or a program with callbacks (command)")
-	}
 	c.decodeConstants(f.Constants)
 	if c.Framework == PyTorch && len(c.Constants) > 0 {
 		root.Find("constants").Reject("is not supported by framework pytorch; build the values into the model")

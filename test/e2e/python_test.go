@@ -333,6 +333,44 @@ func TestPyTorch(t *testing.T) {
 	nodetest.Settled(t, nd, "fn")
 }
 
+const pairsCard = `name: pairs
+version: 1
+framework: pytorch
+model: pairs.pt
+inputs:
+  - {name: weights, type: i8, shape: [2, 8]}
+  - {name: levels, type: u8, shape: [16]}
+outputs:
+  - {name: sums, shape: [2]}
+batches: [1, 4]
+slo: 50ms
+decoder: {name: raw}
+`
+
+const pairsModel = `import sys, torch
+class Pairs(torch.nn.Module):
+    def forward(self, weights, levels):
+        return (weights.float() * levels.view(-1, 2, 8)).sum(2)
+example = torch.zeros(1, 2, 8, dtype=torch.int8), torch.zeros(1, 16, dtype=torch.uint8)
+torch.jit.save(torch.jit.trace(Pairs().eval(), example), sys.argv[1])`
+
+// A model takes its inputs in the card's order.
+func TestPyTorchInputs(t *testing.T) {
+	t.Parallel()
+	interpreter, environment := withPyTorch(t)
+	dir := t.TempDir()
+	python(t, interpreter, environment, "-c", pairsModel, filepath.Join(dir, "pairs.pt"))
+	must.OK(t, os.WriteFile(filepath.Join(dir, "card.yaml"), []byte(pairsCard), 0o600))
+	nd := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false}\nfunctions:\n  - {name: fn, model: %s/card.yaml, port: 0, slo: 20s, share_percent: 50}\n", dir), environment...)
+	answersOf(t, nd, "fn", 16+16, 0, func(p []byte) []float64 {
+		sums := make([]float64, 2)
+		for i, level := range p[16:] {
+			sums[i/8] += float64(int8(p[i])) * float64(level)
+		}
+		return sums
+	})
+}
+
 // Other file formats contain the same model.
 func TestPyTorchFrozen(t *testing.T) {
 	t.Parallel()

@@ -49,7 +49,7 @@ class Files(unittest.TestCase):
 
     def answers(self, file):
         module, took = files.read(file).put(torch.device("cpu"))
-        torch.testing.assert_close(card.run(module, self.x), self.want)
+        torch.testing.assert_close(card.run(module, [self.x]), self.want)
         return took
 
     def test_whole(self):
@@ -160,9 +160,9 @@ class Trials(unittest.TestCase):
             patch.start()
             self.addCleanup(patch.stop)
         self.gpu = gpu.GPU.__new__(gpu.GPU)
-        self.gpu.env = types.SimpleNamespace(input=types.SimpleNamespace(shape=(3,)), outputs=[])
+        self.gpu.env = types.SimpleNamespace(outputs=[])
         self.gpu.module, self.gpu.reference, self.gpu.aside = None, None, "aside"
-        self.gpu.sample = unittest.mock.MagicMock()
+        self.gpu.samples = [unittest.mock.MagicMock()]
         self.lane = gpu.Lane()
         self.lane.stream, self.lane.pool = "the lane's stream", "the lane's pool"
 

@@ -28,8 +28,8 @@ class PyTorch(penstock_model.Framework):
     def link_model(self):
         return self.engine.link()
 
-    def configure_batch(self, slot, n, input, outputs):
-        return self.engine.configure(slot, n, input, outputs)
+    def configure_batch(self, slot, n, inputs, outputs):
+        return self.engine.configure(slot, n, inputs if "inputs" in self.env.card else [inputs], outputs)
 
     def infer_batch(self, slot, n):
         self.engine.infer(slot, n)

@@ -19,11 +19,11 @@ TYPES = {name: getattr(torch, of) for name, of in {
 FARTHEST = 0.25
 
 
-def run(module, x):
-    """A batch's outputs, in the card's order. PyTorch does not recompile, so the first batch of
-    a size runs like the thousandth."""
+def run(module, xs):
+    """What the module returns for a batch of each input. PyTorch does not recompile, so the first
+    batch of a size runs like the thousandth."""
     with torch.inference_mode(), torch.jit.optimized_execution(False):
-        return module(x)
+        return module(*xs)
 
 
 def outputs(card_outputs, y, n):
@@ -48,28 +48,37 @@ def outputs(card_outputs, y, n):
     return y
 
 
-def try_on(env, module, x):
-    """The outputs of the batch x. ValueError says why the model refuses x."""
-    n = x.shape[0]
+def try_on(env, module, xs):
+    """The outputs of a batch of each input. ValueError says why the model refuses them."""
     try:
-        y = run(module, x)
+        y = run(module, xs)
     except Exception as e:  # the model's code may raise any
         if failure(e):
             raise
         floats = sorted({str(t.dtype).replace("torch.", "") for t in list(module.parameters()) if t.is_floating_point()})
         of = " (its weights are %s)" % ", ".join(floats) if floats else ""
-        raise ValueError("model does not take %s of %s, which the card says%s: %s" % (list(x.shape), env.input.type, of, last_line(e))) from e
-    return outputs(env.outputs, y, n)
+        given = ", ".join("%s of %s" % (list(x.shape), i.type) for x, i in zip(xs, env.inputs))
+        raise ValueError("model does not take %s, which the card says%s: %s" % (given, of, last_line(e))) from e
+    return outputs(env.outputs, y, len(xs[0]))
 
 
-def sample(env):
+def samples(env):
+    """A batch of one of each input. Whole numbers may be indexes, so they are 0."""
+    if "input" in env.card:
+        return [picture(env)]
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn((1,) + i.shape, generator=generator).to(TYPES[i.type]) if TYPES[i.type].is_floating_point
+            else torch.zeros((1,) + i.shape, dtype=TYPES[i.type]) for i in env.inputs]
+
+
+def picture(env):
     """A picture of noise in the format of the gather's output. Its values are those of bytes,
     also if pictures on the wire are not."""
     shape = (1,) + env.input.shape
-    picture = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
+    noise = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
     if env.input.type == "u8":
-        return picture.to(torch.uint8)
-    x = picture.to(torch.float32)
+        return noise.to(torch.uint8)
+    x = noise.to(torch.float32)
     mean, std = env.card["input"].get("mean"), env.card["input"].get("std")
     if mean:
         of = (1, -1, 1, 1) if env.input.layout == "chw" else (1, 1, 1, -1)

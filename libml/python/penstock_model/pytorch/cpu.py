@@ -1,4 +1,4 @@
-"""PyTorch on a CPU: the model reads libml's input without a copy."""
+"""PyTorch on a CPU: the model reads libml's inputs without a copy."""
 
 import torch
 
@@ -10,23 +10,21 @@ class CPU:
         self.env, self.model, self.batches = env, model, {}
 
     def load(self):
-        x = card.sample(self.env)
-        card.try_on(self.env, self.model.module, x)
+        card.try_on(self.env, self.model.module, card.samples(self.env))
 
     def link(self):
         self.module, took = self.model.put(torch.device("cpu"))
         return took
 
-    def configure(self, slot, n, input, outputs):
-        x = torch.frombuffer(input.memory(), dtype=card.TYPES[input.type]).view(input.shape)
-        ys = [torch.frombuffer(o.memory(), dtype=card.TYPES[o.type]).view(o.shape) for o in outputs]
-        self.batches[slot, n] = x, ys
+    def configure(self, slot, n, inputs, outputs):
+        self.batches[slot, n] = [[torch.frombuffer(t.memory(), dtype=card.TYPES[t.type]).view(t.shape) for t in tensors]
+                                 for tensors in (inputs, outputs)]
         return 0
 
     def infer(self, slot, n):
-        x, into = self.batches[slot, n]
+        xs, into = self.batches[slot, n]
         # copy_ would broadcast a wrong shape without an error.
-        for to, y in zip(into, card.outputs(self.env.outputs, card.run(self.module, x), n)):
+        for to, y in zip(into, card.outputs(self.env.outputs, card.run(self.module, xs), n)):
             to.copy_(y)
 
     def close(self):

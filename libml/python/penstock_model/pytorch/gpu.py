@@ -67,7 +67,7 @@ class GPU:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # a shadow loads while others serve
         try:
-            self.sample = card.sample(env)
+            self.samples = card.samples(env)
             self.reference = self.answer()
         finally:
             torch.set_num_threads(threads)
@@ -77,14 +77,14 @@ class GPU:
         it cannot run it at all."""
         env, module = self.env, self.model.module
         try:
-            return card.try_on(env, module, self.sample)
+            return card.try_on(env, module, self.samples)
         except ValueError as e:
-            if env.input.type != "f16":
+            if all(i.type != "f16" for i in env.inputs):
                 raise
             why = e
         try:
             wide = copy.deepcopy(module).float()
-            return card.try_on(env, wide, self.sample.float())
+            return card.try_on(env, wide, [x.float() if x.is_floating_point() else x for x in self.samples])
         except Exception:  # the copy is optional
             env.info("%s; its answers on the GPU are not checked" % why)
             return None
@@ -115,17 +115,17 @@ class GPU:
         self.env.info("weights are shared: %d bytes of %s" % (shared.bytes, os.path.basename(file)))
         return torch.as_tensor(shared, device="cuda:0")
 
-    def configure(self, slot, n, input, outputs):
-        graph, took = self.worker.submit(self.configure_there, slot, n, input, outputs).result()
+    def configure(self, slot, n, inputs, outputs):
+        graph, took = self.worker.submit(self.configure_there, slot, n, inputs, outputs).result()
         self.env.graph(slot, n, graph.raw_cuda_graph())
         return took
 
-    def configure_there(self, slot, n, input, outputs):
+    def configure_there(self, slot, n, inputs, outputs):
         lane = self.lanes[slot % LANES]
-        buffers = (n, input.address) + tuple(o.address for o in outputs)
+        buffers = (n,) + tuple(t.address for t in inputs + outputs)
         if buffers not in lane.graphs:
             self.try_size(lane, n)
-            lane.graphs[buffers] = self.capture(lane, n, input, outputs)
+            lane.graphs[buffers] = self.capture(lane, n, inputs, outputs)
         return lane.graphs[buffers], lane.bytes
 
     def try_size(self, lane, n):
@@ -138,13 +138,13 @@ class GPU:
         if lane.graphs:
             stream, pool = self.aside, contextlib.nullcontext()
         with _Counted(lane), pool, torch.cuda.stream(stream):
-            x = self.sample.to("cuda:0").expand((n,) + self.env.input.shape).contiguous()
+            xs = [x.to("cuda:0").expand((n,) + x.shape[1:]).contiguous() for x in self.samples]
             for _ in range(2):
-                y = card.try_on(self.env, self.module, x)
+                y = card.try_on(self.env, self.module, xs)
                 # The graph copies, too, so that no kernel is new in the capture.
                 y = [torch.empty(t.shape, dtype=card.TYPES[o.type], device="cuda:0").copy_(t) for t, o in zip(y, self.env.outputs)]
             got = [t.cpu() for t in y]
-            del x, y
+            del xs, y
         if self.reference is not None:
             try:
                 card.compare(self.env, self.reference, got)
@@ -161,15 +161,14 @@ class GPU:
         return ("%s; MPS shows it %d multiprocessors (%s %%), and cuBLAS has wrong kernels for some numbers of them: "
                 "use partitions, or another percentage" % (e, sms, percent))
 
-    def capture(self, lane, n, input, outputs):
+    def capture(self, lane, n, inputs, outputs):
         with _Counted(lane), torch.cuda.stream(lane.stream):
-            x = torch.as_tensor(input, device="cuda:0")
-            into = [torch.as_tensor(o, device="cuda:0").view(card.TYPES[o.type]) for o in outputs]
+            xs, into = ([torch.as_tensor(t, device="cuda:0").view(card.TYPES[t.type]) for t in tensors] for tensors in (inputs, outputs))
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             # Other threads call CUDA at the same time.
             graph.capture_begin(pool=lane.pool.id, capture_error_mode="thread_local")
             try:
-                for to, y in zip(into, card.outputs(self.env.outputs, card.run(self.module, x), n)):
+                for to, y in zip(into, card.outputs(self.env.outputs, card.run(self.module, xs), n)):
                     to.copy_(y)
             except BaseException as e:
                 try:
