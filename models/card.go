@@ -199,7 +199,7 @@ func (c *Card) InputTensors() []Tensor {
 	if len(c.Inputs) > 0 {
 		return c.Inputs
 	}
-	return []Tensor{{c.Input.Name, c.Input.TensorType, c.Input.Shape(1)[1:]}}
+	return []Tensor{{Name: c.Input.Name, Type: c.Input.TensorType, Shape: c.Input.Shape(1)[1:]}}
 }
 
 // WireBytes returns the size of one request's payload.

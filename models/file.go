@@ -23,11 +23,11 @@ type cardFile struct {
 	Model string `yaml:"model" want:"the model's file, beside the card"`
 	// The picture on the wire, and the tensor that the model takes. A card has this or inputs.
 	Input inputFile `yaml:"input" want:"what arrives and what tensor the model wants"`
-	// The tensors that a request holds, in this order without gaps, each of shape [batch, shape...] in the model.
+	// The tensors that a request holds, in this order without gaps, each of shape [batch, shape...] in the model if batch_axis is 0.
 	Inputs []tensorFile `yaml:"inputs" minItems:"1" maxItems:"32" want:"{name, type, shape}"`
 	// Inputs that no request has: a number, or a list of numbers, for each name.
 	Constants document.Value `yaml:"constants"`
-	// The outputs of the model that are used, each of shape [batch, shape...].
+	// The outputs of the model that are used, each of shape [batch, shape...] if batch_axis is 0.
 	Outputs []tensorFile `yaml:"outputs" required:"true" minItems:"1" maxItems:"32" want:"{name, shape}"`
 	// The batch sizes that are prepared, ascending. A batch between two of them is padded. The first is 1,
 	// or the only one is the size of a model with a fixed batch. [1] if left out.
@@ -83,6 +83,8 @@ type tensorFile struct {
 	Type DType `yaml:"type" default:"f32" oneof:"bool|i8|i16|i32|i64|u8|u16|u32|u64|f16|bf16|f32|f64"`
 	// The shape without the batch axis; [] if there is one value per request.
 	Shape []int64 `yaml:"shape" required:"true" maxItems:"8" min:"1" max:"268435456"`
+	// The axis of the model's tensor that has the images of a batch.
+	BatchAxis int `yaml:"batch_axis" default:"0" min:"0" max:"8"`
 }
 
 // The decoders, by name and style.

@@ -123,7 +123,7 @@ func (c *Card) decode(root document.Value) {
 	case hasInput && hasInputs:
 		root.Find("inputs").Reject("is set next to input, want one of the two")
 	case hasInputs:
-		c.Inputs = checkTensors(root.Find("inputs"), f.Inputs)
+		c.Inputs = c.checkTensors(root.Find("inputs"), f.Inputs)
 	case hasInput:
 		c.checkInput(root.Find("input"), &f.Input)
 	default:
@@ -133,7 +133,7 @@ func (c *Card) decode(root document.Value) {
 	if c.Framework == PyTorch && len(c.Constants) > 0 {
 		root.Find("constants").Reject("is not supported by framework pytorch; build the values into the model")
 	}
-	c.Outputs = checkTensors(root.Find("outputs"), f.Outputs)
+	c.Outputs = c.checkTensors(root.Find("outputs"), f.Outputs)
 
 	if c.Batches = f.Batches; !root.Has("batches") {
 		c.Batches = []int{1}
@@ -333,11 +333,17 @@ func inBytes(values []float32) string {
 	return "[" + strings.Join(text, ", ") + "]"
 }
 
-func checkTensors(v document.Value, files []tensorFile) (tensors []Tensor) {
+func (c *Card) checkTensors(v document.Value, files []tensorFile) (tensors []Tensor) {
 	for i, f := range files {
 		t, at := Tensor(f), v.Find(i)
 		if t.Name != "" && slices.ContainsFunc(tensors, func(o Tensor) bool { return o.Name == t.Name }) {
 			at.Find("name").Reject("%q is listed twice", t.Name)
+		}
+		switch at := at.Find("batch_axis"); {
+		case t.BatchAxis > len(t.Shape):
+			at.Reject("is %d, want at most %d: the model's tensor has an axis more than shape %v", t.BatchAxis, len(t.Shape), t.Shape)
+		case t.BatchAxis > 0 && c.Framework != "onnx":
+			at.Reject("is for framework onnx; a program's buffers have one image after the other")
 		}
 		total := int64(1)
 		for _, n := range t.Shape {

@@ -280,7 +280,7 @@ func TestReadCardFit(t *testing.T) {
 func TestReadCardInputs(t *testing.T) {
 	c, err := read(t, folder(t), speechCard)
 	must.OK(t, err)
-	want := []Tensor{{"audio", F32, []int64{3}}, {"mask", Bool, nil}, {"token ids", I64, []int64{2, 1}}}
+	want := []Tensor{{Name: "audio", Type: F32, Shape: []int64{3}}, {Name: "mask", Type: Bool}, {Name: "token ids", Type: I64, Shape: []int64{2, 1}}}
 	if !reflect.DeepEqual(c.Inputs, want) || !reflect.DeepEqual(c.InputTensors(), want) {
 		t.Errorf("inputs %+v, want %+v", c.Inputs, want)
 	}
@@ -419,6 +419,7 @@ var spoiledCards = []spoiled{
 	{"a shape of too many axes", card, "shape: [3]", "shape: [3, 1, 1, 1, 1, 1, 1, 1, 1]", `outputs[0].shape: has 9 elements, want 0 to 8`, false},
 	{"an output of strings", card, "shape: [3]", "shape: [3], type: string", `outputs[0].type: is "string", want bool, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32 or f64`, false},
 	{"a negative dimension", card, "shape: [3]", "shape: [-1]", `outputs[0].shape[0]: is -1`, false},
+	{"a batch axis beyond the tensor's", card, "shape: [3]", "shape: [3], batch_axis: 2", `outputs[0].batch_axis: is 2, want at most 1: the model's tensor has an axis more than shape [3]`, true},
 	{"a shape too large", card, "shape: [3]", "shape: [100000, 100000, 100000]", `outputs[0].shape: has more than 268435456 elements`, true},
 	{"an output twice", boxCard, "name: places", "name: scores", `"scores" is listed twice`, true},
 	{"an output's name with a tab", card, "name: prob", "name: \"pr\\tob\"", `outputs[0].name: is "pr\tob", want a tensor's name`, false},

@@ -3,6 +3,7 @@ package models
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/penstock/penstock/wire"
 )
@@ -121,12 +122,15 @@ func (t DType) Holds(v float64) bool {
 	return v == math.Trunc(v) && v >= least && v < math.Ldexp(1, bits)
 }
 
-// Tensor is an input or output of the model. Its shape in a batch of n images is [n, Shape...].
+// Tensor is an input or output of the model.
 type Tensor struct {
 	Name string
 	Type DType
 	// Shape is that of one image; it is empty if there is one element per image.
 	Shape []int64
+	// BatchAxis is the axis of the model's tensor that has the images. Libml's buffers have one image after the other,
+	// whatever it is.
+	BatchAxis int `json:",omitempty"`
 }
 
 // Elements returns the number of elements of one image.
@@ -141,5 +145,7 @@ func (t *Tensor) Elements() int {
 // Bytes returns the size of one image.
 func (t *Tensor) Bytes() int { return t.Type.Bytes() * t.Elements() }
 
-// Batch returns the shape of n images.
-func (t *Tensor) Batch(n int) []int64 { return append([]int64{int64(n)}, t.Shape...) }
+// Batch returns the shape of n images in the model.
+func (t *Tensor) Batch(n int) []int64 {
+	return slices.Insert(slices.Clone(t.Shape), t.BatchAxis, int64(n))
+}

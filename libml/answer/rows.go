@@ -13,7 +13,7 @@ import (
 var ErrMixed = errors.New("answers of a batch are mixed up")
 
 // Rows compares the answers of a batch with those of each picture alone. A client must not get values of
-// another client's picture. It would get them if the batch is not on the first axis of an output: the
+// another client's picture. It would get them if the batch is not on the axis that the card names: the
 // model's outputs are cut into one part per image there. It would also get them if the model computes
 // with several images at once.
 //
@@ -135,7 +135,7 @@ func (r *Rows) Compare(outputs [][]byte, pictures []int) error {
 			}
 		}
 		if bits.OnesCount(o.differ) > 1 {
-			return fmt.Errorf("%w: output %q answers a picture in a batch of %d differently than alone; its batch must be on the first axis, and a picture's answer must not depend on other pictures",
+			return fmt.Errorf("%w: output %q answers a picture in a batch of %d differently than alone; its batch must be on the axis batch_axis, and a picture's answer must not depend on other pictures",
 				ErrMixed, o.name, len(pictures))
 		}
 	}

@@ -78,10 +78,10 @@ func cardJSON(c *models.Card) ([]byte, error) {
 		}
 	}
 	for _, t := range c.Inputs {
-		card.Inputs = append(card.Inputs, cardTensor(t))
+		card.Inputs = append(card.Inputs, cardTensor{t.Name, t.Type, t.Shape})
 	}
 	for _, t := range c.Outputs {
-		card.Outputs = append(card.Outputs, cardTensor(t))
+		card.Outputs = append(card.Outputs, cardTensor{t.Name, t.Type, t.Shape})
 	}
 	for _, k := range c.Knees {
 		card.Knees = append(card.Knees, cardKnee(k))

@@ -28,7 +28,8 @@ import (
 //	                against the card
 //	linkModel       makes the session: the optimised graph, its weights, its threads
 //	configureBatch  binds libml's buffers as the session's input and outputs
-//	inferBatch      makes one call into C, without a copy or an allocation
+//	inferBatch      makes one call into C, without an allocation. It copies tensors whose batch is not on
+//	                the first axis, and no others
 //	deinit          releases bindings and session
 type cpu struct {
 	card    *models.Card
@@ -118,6 +119,8 @@ type batch struct {
 	binding *ort.IoBinding
 	tensors []ort.Value
 	pins    runtime.Pinner
+	// before and after a run, tensors are copied whose images are not one after the other in the model.
+	before, after []transposition
 	// ran is set by the first run, which measures ephemeral.
 	ran       bool
 	ephemeral int64
@@ -155,7 +158,12 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 	}()
 
 	for i, t := range c.card.InputTensors() {
-		if err := b.bind(t.Name, t.Type, t.Batch(n), inputs[i].Bytes(), binding.BindInput); err != nil {
+		data := inputs[i].Bytes()
+		if outer, inner := interleaved(&t, n); outer > 1 {
+			model := make([]byte, len(data))
+			b.before, data = append(b.before, transposition{model, data, n, outer, inner}), model
+		}
+		if err := b.bind(t.Name, t.Type, t.Batch(n), data, binding.BindInput); err != nil {
 			return nil, fmt.Errorf("input %w", err)
 		}
 	}
@@ -171,11 +179,40 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 	}
 	for i := range c.card.Outputs {
 		o := &c.card.Outputs[i]
-		if err := b.bind(o.Name, o.Type, o.Batch(n), outputs[i].Bytes(), binding.BindOutput); err != nil {
+		data := outputs[i].Bytes()
+		if outer, inner := interleaved(o, n); outer > 1 {
+			model := make([]byte, len(data))
+			b.after, data = append(b.after, transposition{data, model, outer, n, inner}), model
+		}
+		if err := b.bind(o.Name, o.Type, o.Batch(n), data, binding.BindOutput); err != nil {
 			return nil, fmt.Errorf("output %w", err)
 		}
 	}
 	return b, nil
+}
+
+// transposition copies rows · columns elements of some bytes each. Rows become columns.
+type transposition struct {
+	to, from             []byte
+	rows, columns, bytes int
+}
+
+func (t *transposition) run() {
+	for row := range t.rows {
+		for column := range t.columns {
+			copy(t.to[(column*t.rows+row)*t.bytes:][:t.bytes], t.from[(row*t.columns+column)*t.bytes:])
+		}
+	}
+}
+
+// interleaved returns how many parts of an image the model's tensor has apart from each other, and the bytes of
+// each. It is one part if the images are one after the other.
+func interleaved(t *models.Tensor, n int) (outer, inner int) {
+	before := models.Tensor{Type: t.Type, Shape: t.Shape[:t.BatchAxis]}
+	if outer = before.Elements(); n == 1 {
+		outer = 1
+	}
+	return outer, t.Bytes() / outer
 }
 
 // bind binds a buffer as an input or output, with the binding's method.
@@ -241,15 +278,28 @@ func (c *cpu) inferBatch(slot, n int) error {
 		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
 	}
 	if b.ran {
-		return c.session.RunWithBinding(b.binding)
+		return b.run(c.session)
 	}
 
 	// In the first run of a size, the arena grows to the size's needs.
 	before := usedBytes()
-	if err := c.session.RunWithBinding(b.binding); err != nil {
+	if err := b.run(c.session); err != nil {
 		return summarize(c.card, err)
 	}
 	b.ephemeral, b.ran = max(0, usedBytes()-before), true
+	return nil
+}
+
+func (b *batch) run(session *ort.DynamicAdvancedSession) error {
+	for i := range b.before {
+		b.before[i].run()
+	}
+	if err := session.RunWithBinding(b.binding); err != nil {
+		return err
+	}
+	for i := range b.after {
+		b.after[i].run()
+	}
 	return nil
 }
 

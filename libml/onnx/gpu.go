@@ -92,6 +92,11 @@ func (g *gpu) init() error {
 	if len(g.env.Card.Constants) > 0 {
 		return errors.New("a card with constants runs on a CPU only")
 	}
+	for _, t := range append(g.env.Card.InputTensors(), g.env.Card.Outputs...) {
+		if t.BatchAxis > 0 && g.env.Card.MaxBatch() > 1 {
+			return fmt.Errorf("tensor %q has batch_axis %d, and larger batches than 1 of it run on a CPU only; want batches: [1]", t.Name, t.BatchAxis)
+		}
+	}
 	// Each session has a handle of cuBLAS. On Hopper a handle takes 64 MB of workspace, as
 	// much as ResNet-50's weights. With the 8 MB of other GPUs no measured model is slower.
 	if os.Getenv(cublasVariable) == "" {

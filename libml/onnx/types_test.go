@@ -59,6 +59,39 @@ func TestWrongOutputType(t *testing.T) {
 	}
 }
 
+// y is the transpose of each image of x. Both have the images on axis 1.
+func TestBatchAxis(t *testing.T) {
+	const f32, n = tinymodel.F32, tinymodel.Dynamic
+	m := tinymodel.Model{
+		Inputs:  []tinymodel.Value{{Name: "x", Type: f32, Dims: []int64{2, n, 3}}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: f32, Dims: []int64{3, n, 2}}},
+		Nodes:   []tinymodel.Node{{Op: "Transpose", Inputs: []string{"x"}, Outputs: []string{"y"}}},
+	}
+	dir := t.TempDir()
+	must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), m.Encode(), 0o600))
+	text := "name: turn\nversion: 1\nframework: onnx\nmodel: model.onnx\nslo: 1s\nbatches: [1, 2, 3]\n" +
+		"inputs: [{name: x, shape: [2, 3], batch_axis: 1}]\noutputs: [{name: y, shape: [3, 2], batch_axis: 1}]\n"
+	must.OK(t, os.WriteFile(filepath.Join(dir, "card.yaml"), []byte(text), 0o600))
+	card, err := models.ReadCard(filepath.Join(dir, "card.yaml"))
+	must.OK(t, err)
+
+	f := linked(t, card)
+	for n := 1; n <= 3; n++ {
+		b := buffers{input: make([]byte, n*24), outputs: [][]byte{make([]byte, n*24)}}
+		var want []float32
+		for i := range n {
+			for k := range 6 {
+				copy(b.input[24*i+4*k:], models.F32.Append(nil, float64(10*i+k)))
+				want = append(want, float32(10*i+k%2*3+k/2))
+			}
+		}
+		infer(t, f, 0, n, b)
+		if got := answer.Floats(models.F32, b.outputs[0]); !slices.Equal(got, want) {
+			t.Errorf("batch of %d: got %v, want %v", n, got, want)
+		}
+	}
+}
+
 // addCard returns the card of a model with two inputs and two constants: y = a + Cast(b) + Cast(k) + s. a and s
 // are f32 [n, 3], b is i64 [n, 1], k is i64 without axes.
 func addCard(t *testing.T, constants string) (*models.Card, error) {

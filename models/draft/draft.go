@@ -208,7 +208,7 @@ func (w *writer) writeTensors() {
 		if w.observed.SizeGuessed && in.State == "" {
 			why = "the file leaves sizes open; --size sets them"
 		}
-		w.line("  - {name: %s, type: %s, shape: %s}%s", quote(in.Name), in.Type, shape(in.Shape), guess(why))
+		w.line("  - {name: %s, type: %s, shape: %s%s}%s", quote(in.Name), in.Type, shape(in.Shape), axis(in.Axis), guess(why))
 	}
 }
 
@@ -240,7 +240,7 @@ func (w *writer) writeOutputs() {
 		if out.Type != "f32" {
 			kind = ", type: " + out.Type
 		}
-		w.line("  - {name: %s%s, shape: %s}", quote(out.Name), kind, shape(out.Shape))
+		w.line("  - {name: %s%s, shape: %s%s}", quote(out.Name), kind, shape(out.Shape), axis(out.Axis))
 	}
 }
 
@@ -262,6 +262,14 @@ func (w *writer) writeBatches(took time.Duration) {
 
 // shape returns a YAML list.
 func shape(dims []int64) string { return strings.ReplaceAll(fmt.Sprint(dims), " ", ", ") }
+
+// axis returns the key for a batch axis that is not the first, for the end of a map.
+func axis(batch int) string {
+	if batch < 1 {
+		return ""
+	}
+	return fmt.Sprintf(", batch_axis: %d", batch)
+}
 
 func numbers(values []float64) string {
 	list := make([]string, len(values))

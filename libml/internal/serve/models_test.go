@@ -107,9 +107,9 @@ func TestRefusedONNXModels(t *testing.T) {
 		{"two inputs", two,
 			`model takes 2 inputs ("x" f32 [n, 6, 5, 3], "mask" i64 [n, 7]), and the card has no "mask"; give it a value in constants, or list all tensors in inputs`},
 		{"fixed batch, another ladder", tinymodel.Linear(tinymodel.F32, 4, 4, 6, 5, 3),
-			`input "x" is f32 [4, 6, 5, 3] in the model, fixed at batch 4; the card has batches [1 2 4 8], want [4] if the first axis is the batch: smaller batches are padded`},
+			`input "x" is f32 [4, 6, 5, 3] in the model, fixed at batch 4; the card has batches [1 2 4 8], want [4] if axis 0 is the batch: smaller batches are padded`},
 		{"batch on the second axis", timeFirst,
-			`output "y" is f32 [4, n] in the model, with its batch on axis 1; it must be on the first axis: put a Transpose node behind the output`},
+			`output "y" is f32 [4, n] in the model, with its batch on axis 1; want batch_axis: 1`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			card := card()

@@ -89,7 +89,7 @@ func TestMixedRows(t *testing.T) {
 					c := h.start(1, (&mixing{h.Fake(), mix}).build, nil)
 					c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 					err := c.end()
-					if !errors.Is(err, answer.ErrMixed) || !strings.Contains(err.Error(), `output "a"`) || !strings.Contains(err.Error(), "first axis") {
+					if !errors.Is(err, answer.ErrMixed) || !strings.Contains(err.Error(), `output "a"`) || !strings.Contains(err.Error(), "batch_axis") {
 						t.Errorf("ends with %v, want an error about output a", err)
 					}
 				})

@@ -3,7 +3,6 @@
 package signature
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -44,27 +43,24 @@ func shape(dims []int64) string {
 // Check returns an error if a model with these inputs and outputs does not fit its card. The
 // error names both.
 func Check(card *models.Card, inputs, outputs []Tensor) error {
-	input, err := checkInputs(card, inputs)
-	if err != nil {
+	first := card.InputTensors()[0]
+	open := slices.ContainsFunc(inputs, func(t Tensor) bool {
+		return t.Name == first.Name && len(t.Dims) > first.BatchAxis && t.Dims[first.BatchAxis] < 0
+	})
+	if err := checkInputs(card, inputs, open); err != nil {
 		return err
 	}
 	for i := range card.Outputs {
-		o := &card.Outputs[i]
-		want, key := Tensor{Name: o.Name, Type: string(o.Type), Dims: append([]int64{-1}, o.Shape...)}, fmt.Sprintf("outputs[%d].", i)
-		output, err := findTensor("output", card, want, outputs, key+"name", key+"shape")
-		if err == nil {
-			err = cmp.Or(checkBatchAxis(output, input), checkFixed("output", card, output))
-		}
-		if err != nil {
+		key := fmt.Sprintf("outputs[%d].", i)
+		if _, err := findTensor("output", card, &card.Outputs[i], outputs, key+"name", key+"shape", open); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkInputs returns an error unless each input of the model is one of the card's inputs or constants. first is
-// the model's declaration of the card's first input.
-func checkInputs(card *models.Card, inputs []Tensor) (first Tensor, err error) {
+// checkInputs returns an error unless each input of the model is one of the card's inputs or constants.
+func checkInputs(card *models.Card, inputs []Tensor, open bool) error {
 	tensors, known := card.InputTensors(), map[string]bool{}
 	for i := range tensors {
 		t := &tensors[i]
@@ -72,35 +68,31 @@ func checkInputs(card *models.Card, inputs []Tensor) (first Tensor, err error) {
 		if len(card.Inputs) > 0 {
 			name, shape = fmt.Sprintf("inputs[%d].name", i), fmt.Sprintf("inputs[%d].shape", i)
 		}
-		got, err := findTensor("input", card, Tensor{Name: t.Name, Type: string(t.Type), Dims: t.Batch(-1)}, inputs, name, shape)
-		if err == nil {
-			err = checkFixed("input", card, got)
-		} else if len(card.Inputs) == 0 && got.Name != "" && !slices.Contains([]string{"u8", "f16", "f32"}, got.Type) {
+		got, err := findTensor("input", card, t, inputs, name, shape, open)
+		if err != nil && len(card.Inputs) == 0 && got.Name != "" && !slices.Contains([]string{"u8", "f16", "f32"}, got.Type) {
 			err = fmt.Errorf("%w; a picture is u8, f16 or f32: list other tensors in inputs", err)
 		}
 		if err != nil {
-			return got, err
+			return err
 		}
-		if known[t.Name] = true; i == 0 {
-			first = got
-		}
+		known[t.Name] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(card.Constants)) {
 		i := slices.IndexFunc(inputs, func(t Tensor) bool { return t.Name == name })
 		if i < 0 {
-			return first, fmt.Errorf("model has no input %q, which constants names%s; it has %s", name, card.Place("constants"), joinNames(inputs))
+			return fmt.Errorf("model has no input %q, which constants names%s; it has %s", name, card.Place("constants"), joinNames(inputs))
 		}
 		if _, _, err := inputs[i].Fill(card.Constants[name], card.Batches[0]); err != nil {
-			return first, fmt.Errorf("%w%s", err, card.Place("constants"))
+			return fmt.Errorf("%w%s", err, card.Place("constants"))
 		}
 		known[name] = true
 	}
 	for _, t := range inputs {
 		if !known[t.Name] {
-			return first, fmt.Errorf("model takes %d inputs (%s), and the card has no %q; give it a value in constants, or list all tensors in inputs", len(inputs), describe(inputs), t.Name)
+			return fmt.Errorf("model takes %d inputs (%s), and the card has no %q; give it a value in constants, or list all tensors in inputs", len(inputs), describe(inputs), t.Name)
 		}
 	}
-	return first, nil
+	return nil
 }
 
 // Fill returns the tensor of a constant for n images: its shape, and its elements in little endian. One value
@@ -144,44 +136,39 @@ func (t Tensor) Fill(values []float64, n int) (shape []int64, data []byte, err e
 const maxConstant = 1 << 20
 
 // findTensor finds the tensor that the card names, and compares it. A dynamic dimension of the
-// model accepts any size. name and shape are keys of models.Card.Lines.
-func findTensor(kind string, card *models.Card, want Tensor, have []Tensor, name, shape string) (got Tensor, err error) {
-	i := slices.IndexFunc(have, func(t Tensor) bool { return t.Name == want.Name })
+// model accepts any size. name and shape are keys of models.Card.Lines. open: the model takes any batch.
+func findTensor(kind string, card *models.Card, t *models.Tensor, have []Tensor, name, shape string, open bool) (got Tensor, err error) {
+	i := slices.IndexFunc(have, func(h Tensor) bool { return h.Name == t.Name })
 	if i < 0 {
-		return got, fmt.Errorf("model has no %s %q, which the card names%s; it has %s", kind, want.Name, card.Place(name), joinNames(have))
+		return got, fmt.Errorf("model has no %s %q, which the card names%s; it has %s", kind, t.Name, card.Place(name), joinNames(have))
 	}
 	got = have[i]
-	same := got.Type == want.Type && (len(got.Dims) == 0 || len(got.Dims) == len(want.Dims))
-	for d := 1; same && d < len(got.Dims); d++ {
-		same = got.Dims[d] < 0 || got.Dims[d] == want.Dims[d]
+	if axis := slices.Index(got.Dims, -1); open && axis >= 0 && t.BatchAxis < len(got.Dims) && got.Dims[t.BatchAxis] > 1 {
+		return got, fmt.Errorf("%s %q is %s in the model, with its batch on axis %d; want batch_axis: %d%s", kind, t.Name, got, axis, axis, card.Place(shape))
 	}
-	if !same {
-		return got, fmt.Errorf("%s %q is %s in the model, %s in the card%s", kind, want.Name, got, want, card.Place(shape))
+	want := Tensor{t.Name, string(t.Type), t.Batch(-1)}
+	if got.Type != want.Type || len(got.Dims) > 0 && !fits(got.Dims, want.Dims, t.BatchAxis) {
+		return got, fmt.Errorf("%s %q is %s in the model, %s in the card%s", kind, t.Name, got, want, card.Place(shape))
 	}
-	return got, nil
+	return got, checkFixed(kind, card, got, t.BatchAxis)
 }
 
-// checkBatchAxis returns an error if the batch of an output is on another axis than the first. Then the input
-// takes any batch, and the output's first axis has a fixed size. Another one has not.
-func checkBatchAxis(out, in Tensor) error {
-	if len(out.Dims) == 0 || len(in.Dims) == 0 || in.Dims[0] >= 0 || out.Dims[0] <= 1 {
-		return nil
+// fits compares dimensions, except that of the batch.
+func fits(got, want []int64, batch int) bool {
+	same := len(got) == len(want)
+	for d := 0; same && d < len(got); d++ {
+		same = d == batch || got[d] < 0 || got[d] == want[d]
 	}
-	for axis, d := range out.Dims {
-		if d < 0 {
-			return fmt.Errorf("output %q is %s in the model, with its batch on axis %d; it must be on the first axis: put a Transpose node behind the output", out.Name, out, axis)
-		}
-	}
-	return nil
+	return same
 }
 
 // checkFixed returns an error if the model has a fixed batch and the card has other ones.
-func checkFixed(kind string, card *models.Card, got Tensor) error {
-	if len(got.Dims) > 0 && got.Dims[0] >= 0 && (len(card.Batches) != 1 || got.Dims[0] != int64(card.Batches[0])) {
-		return fmt.Errorf("%s %q is %s in the model, fixed at batch %d; the card has batches %v%s, want [%d] if the first axis is the batch: smaller batches are padded",
-			kind, got.Name, got, got.Dims[0], card.Batches, card.Place("batches"), got.Dims[0])
+func checkFixed(kind string, card *models.Card, got Tensor, axis int) error {
+	if len(got.Dims) == 0 || got.Dims[axis] < 0 || len(card.Batches) == 1 && got.Dims[axis] == int64(card.Batches[0]) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%s %q is %s in the model, fixed at batch %d; the card has batches %v%s, want [%d] if axis %d is the batch: smaller batches are padded",
+		kind, got.Name, got, got.Dims[axis], card.Batches, card.Place("batches"), got.Dims[axis], axis)
 }
 
 func describe(ts []Tensor) string {

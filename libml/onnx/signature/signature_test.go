@@ -42,7 +42,7 @@ func TestCheck(t *testing.T) {
 		{"an output missing", []Tensor{x}, []Tensor{y}, `no output "z", which the card names (/m/card.yaml:7); it has "y"`},
 		{"fixed at batch 1", []Tensor{{"x", "f32", []int64{1, 3, 4, 6}}}, []Tensor{y, z},
 			`input "x" is f32 [1, 3, 4, 6] in the model, fixed at batch 1; the card has batches [1 2] (/m/card.yaml:9), want [1]`},
-		{"batch on the second axis", []Tensor{x}, []Tensor{{"y", "f32", []int64{4, -1}}, z}, "output \"y\" is f32 [4, n] in the model, with its batch on axis 1"},
+		{"batch on the second axis", []Tensor{x}, []Tensor{{"y", "f32", []int64{4, -1}}, z}, "output \"y\" is f32 [4, n] in the model, with its batch on axis 1; want batch_axis: 1 (/m/card.yaml:6)"},
 		{"another dynamic axis", []Tensor{x}, []Tensor{{"y", "f32", []int64{1, -1}}, z}, "fixed at batch 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -54,5 +54,25 @@ func TestCheck(t *testing.T) {
 				t.Errorf("got %v, want %s", err, c.want)
 			}
 		})
+	}
+}
+
+func TestCheckBatchAxis(t *testing.T) {
+	x := Tensor{"x", "f32", []int64{7, -1, 2}}
+	card := &models.Card{
+		Inputs:  []models.Tensor{{Name: "x", Type: models.F32, Shape: []int64{7, 2}, BatchAxis: 1}},
+		Outputs: []models.Tensor{{Name: "y", Type: models.F32, Shape: []int64{20, 37}, BatchAxis: 1}},
+		Batches: []int{1, 2},
+	}
+	for want, dims := range map[string][]int64{
+		"": {20, -1, 37},
+		`"y" is f32 [21, n, 37] in the model, f32 [20, n, 37] in the card`:                  {21, -1, 37},
+		`"y" is f32 [20, 4, 37] in the model, fixed at batch 4`:                             {20, 4, 37},
+		`"y" is f32 [n, 20, 37] in the model, with its batch on axis 0; want batch_axis: 0`: {-1, 20, 37},
+	} {
+		err := Check(card, []Tensor{x}, []Tensor{{"y", "f32", dims}})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: got %v, want %s", dims, err, want)
+		}
 	}
 }
