@@ -231,9 +231,8 @@ func (in *Input) Shape(n int) []int64 {
 // Decoder names the decoder that libml runs on an image's outputs, with its
 // parameters from the card.
 type Decoder struct {
-	// Name is "topk", "boxes" or "raw".
+	// Name is "raw", "classes", "yolo" or that of another Family.
 	Name string
-	// Params are the decoder's own keys ("k", "anchors", "threshold", ...). The
-	// decoder checks them when the card is read.
+	// Params are the decoder's own keys ("k", "score_threshold", ...).
 	Params map[string]any
 }

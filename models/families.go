@@ -63,6 +63,7 @@ func (c *Card) FindsBoxes() bool {
 // families makes a family by its name.
 var families = map[string]func() Family{
 	"yolo":      func() Family { return new(YOLO) },
+	"boxes":     func() Family { return new(Anchors) }, // Distances with style dfl
 	"classes":   func() Family { return new(Classes) },
 	"embedding": func() Family { return new(Embedding) },
 	"objects":   func() Family { return new(Objects) },
@@ -71,15 +72,62 @@ var families = map[string]func() Family{
 	"polygons":  func() Family { return new(Polygons) },
 	"map":       func() Family { return new(Map) },
 	"pose":      func() Family { return new(Pose) },
+	"raw":       func() Family { return new(Raw) },
+	"topk":      func() Family { return new(Classes) },
+}
+
+// decoderNames are the names of all decoders.
+var decoderNames = slices.Sorted(maps.Keys(families))
+
+// decodeDecoder reads a decoder and checks its own keys, so that errors have a position. Params hold the keys without the
+// name, as plain data (map[string]any, []any, string, bool, int64, float64).
+func (c *Card) decodeDecoder(v document.Value) {
+	c.Decoder = Decoder{Name: "raw", Params: map[string]any{}}
+	if v.Absent() {
+		return
+	}
+	c.decodeFamily(v)
+	c.Decoder.Name = v.Peek("name")
+	if plain, ok := v.Plain().(map[string]any); ok {
+		delete(plain, "name")
+		c.Decoder.Params = plain
+	}
+}
+
+// decodeFamily reads a decoder's keys and finds the outputs that it reads. It returns nil if there is no such decoder.
+func (c *Card) decodeFamily(v document.Value) Family {
+	name := v.Peek("name")
+	made, known := families[name]
+	switch {
+	case !v.IsMap():
+		v.Decode(new(Raw))
+		return nil
+	case !v.Has("name"):
+		v.Find("name").Reject("is missing, want %s", document.OrList(decoderNames))
+		return nil
+	case !known:
+		v.Find("name").Reject("is %q, want %s%s", name, document.OrList(decoderNames), document.Near(name, decoderNames))
+		return nil
+	}
+	f := made()
+	if name == "boxes" && v.Peek("style") == "dfl" {
+		f = new(Distances)
+	}
+	document.SetDefaults(f)
+	if !v.Decode(f) || len(c.Outputs) == 0 || slices.ContainsFunc(c.Outputs, func(o Tensor) bool { return o.Elements() < 1 }) {
+		return f // already reported
+	}
+	if err := f.resolve(c); err != nil {
+		var m misfit
+		errors.As(err, &m)
+		v.Find(m.path...).Reject("%v", err)
+	}
+	return f
 }
 
 // Family returns the card's decoder, with the outputs that it reads. It fails if the card was not read by
-// ReadCard and its decoder does not fit. Decoders topk, boxes and raw have no Family.
+// ReadCard and its decoder does not fit.
 func (c *Card) Family() (Family, error) {
-	made, ok := families[c.Decoder.Name]
-	if !ok {
-		return nil, fmt.Errorf("decoder %q: want one of %v", c.Decoder.Name, decoderNames)
-	}
 	keys := map[string]any{"name": c.Decoder.Name}
 	maps.Copy(keys, c.Decoder.Params)
 	text, err := json.Marshal(keys) // JSON is YAML, too
@@ -90,10 +138,22 @@ func (c *Card) Family() (Family, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := made()
-	document.SetDefaults(f)
-	doc.Root().Decode(f)
-	return f, errors.Join(doc.Err(), f.resolve(c))
+	f := c.decodeFamily(doc.Root())
+	return f, doc.Err()
+}
+
+// misfit is an error about the value at a path within a decoder.
+type misfit struct {
+	error
+	path []any
+}
+
+// at adds the path to an error, if there is one.
+func at(err error, path ...any) error {
+	if err == nil {
+		return nil
+	}
+	return misfit{err, path}
 }
 
 type familyFile struct {
@@ -147,14 +207,14 @@ func (c *Card) labelled(classes int) error {
 }
 
 // outputNamed returns the index of an output.
-func (c *Card) outputNamed(key, name string) (int, error) {
+func (c *Card) outputNamed(name string) (int, error) {
 	i := slices.IndexFunc(c.Outputs, func(o Tensor) bool { return o.Name == name })
 	if i < 0 {
 		var names []string
 		for _, o := range c.Outputs {
 			names = append(names, o.Name)
 		}
-		return 0, fmt.Errorf("%s: no output is called %q%s", key, name, document.Correct(name, names))
+		return 0, fmt.Errorf("no output is called %q%s", name, document.Correct(name, names))
 	}
 	return i, nil
 }
@@ -236,13 +296,13 @@ func (f *YOLO) resolve(c *Card) error {
 	outputs := 1
 	f.Output, f.Prototypes = 0, -1
 	if f.Masks != "" {
-		i, err := c.outputNamed("masks", f.Masks)
+		i, err := c.outputNamed(f.Masks)
 		if err != nil {
-			return err
+			return at(err, "masks")
 		}
 		shape := c.Outputs[i].Shape
 		if len(shape) != 3 || shape[1] > maxSide || shape[2] > maxSide {
-			return fmt.Errorf("masks: %s has shape %v, want [coefficients, rows, columns]", f.Masks, shape)
+			return at(fmt.Errorf("%s has shape %v, want [coefficients, rows, columns]", f.Masks, shape), "masks")
 		}
 		outputs, f.Prototypes, f.Extra, f.Grid = 2, i, int(shape[0]), [2]int{int(shape[1]), int(shape[2])}
 		if i == 0 {
@@ -356,24 +416,39 @@ type Classes struct {
 }
 
 func (f *Classes) resolve(c *Card) error {
-	if err := c.single("classes"); err != nil {
+	if err := c.single(f.Name); err != nil {
 		return err
 	}
 	o := &c.Outputs[0]
 	if len(o.longAxes()) > 1 {
-		return fmt.Errorf("classes reads one value per class, and %s has shape %v; want a shape like [%d]", o.Name, o.Shape, slices.Max(o.Shape))
+		return at(fmt.Errorf("%s reads one value per class, and %s has shape %v; want a shape like [%d], or another decoder: raw, map",
+			f.Name, o.Name, o.Shape, slices.Max(o.Shape)), "name")
 	}
 	n := o.Elements()
 	if f.K == 0 {
 		f.K = min(5, n)
 	}
 	if f.K > n {
-		return fmt.Errorf("k is %d, want an integer from 1 to %d", f.K, n)
+		return at(fmt.Errorf("is %d, want an integer from 1 to %d", f.K, n), "k")
 	}
 	return c.labelled(n)
 }
 
 func (f *Classes) ResultBytes() int { return f.K * wire.ClassSize }
+
+// Raw passes the outputs on unchanged.
+type Raw struct {
+	familyFile
+
+	Elements int
+}
+
+func (f *Raw) resolve(c *Card) error {
+	f.Elements = c.elements()
+	return nil
+}
+
+func (f *Raw) ResultBytes() int { return 4 * f.Elements }
 
 // Embedding passes the one output on as a vector of length 1.
 type Embedding struct {
@@ -430,8 +505,8 @@ func (f *Objects) resolve(c *Card) (err error) {
 		if o.key == "count" && o.name == "" {
 			continue
 		}
-		if *o.to, err = c.outputNamed(o.key, o.name); err != nil {
-			return err
+		if *o.to, err = c.outputNamed(o.name); err != nil {
+			return at(err, o.key)
 		}
 		tensor := &c.Outputs[*o.to]
 		switch n := tensor.Elements(); {
@@ -487,11 +562,11 @@ func (f *DETR) resolve(c *Card) (err error) {
 		}
 		f.First, want, activation = 4, "[queries, 4 + classes] or [queries, 6]", "none"
 	default:
-		if f.BoxesOutput, err = c.outputNamed("boxes", f.Boxes); err != nil {
-			return err
+		if f.BoxesOutput, err = c.outputNamed(f.Boxes); err != nil {
+			return at(err, "boxes")
 		}
-		if f.ScoresOutput, err = c.outputNamed("scores", f.Scores); err != nil {
-			return err
+		if f.ScoresOutput, err = c.outputNamed(f.Scores); err != nil {
+			return at(err, "scores")
 		}
 	}
 	if f.Activation == "" {
@@ -641,11 +716,11 @@ type Pose struct {
 }
 
 func (f *Pose) resolve(c *Card) (err error) {
-	if f.XOutput, err = c.outputNamed("x", f.X); err != nil {
-		return err
+	if f.XOutput, err = c.outputNamed(f.X); err != nil {
+		return at(err, "x")
 	}
-	if f.YOutput, err = c.outputNamed("y", f.Y); err != nil {
-		return err
+	if f.YOutput, err = c.outputNamed(f.Y); err != nil {
+		return at(err, "y")
 	}
 	x, y := &c.Outputs[f.XOutput], &c.Outputs[f.YOutput]
 	if len(x.Shape) != 2 || len(y.Shape) != 2 || x.Shape[0] != y.Shape[0] {

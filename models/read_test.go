@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -440,7 +439,7 @@ var spoiledCards = []spoiled{
 	{"knees that fall", card, "{batch: 4, percent: 30}", "{batch: 1, percent: 30}", `knees[1].batch: is 1 after 1, want a list of {batch, percent}, ascending by batch`, true},
 	{"knees that are no list", card, "knees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]", "knees: 20", `knees: is 20, want a list, each element {batch, percent}`, false},
 	{"negative threads", card, "threads: 2", "threads: -1", `threads: is -1`, false},
-	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want classes, detr, embedding, map, objects, polygons, pose, text, yolo, topk, boxes or raw, did you mean "topk"?`, false},
+	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want boxes, classes, detr, embedding, map, objects, polygons, pose, raw, text, topk or yolo, did you mean "topk"?`, false},
 	{"a decoder without a name", card, "{name: topk, k: 2}", "{k: 2}", `decoder.name: is missing`, false},
 	{"a decoder that is a word", card, "{name: topk, k: 2}", "topk", `decoder: is "topk", want a map`, false},
 	{"more answers than classes", card, "k: 2", "k: 4", `decoder.k: is 4, want an integer from 1 to 3`, true},
@@ -626,16 +625,22 @@ func TestSchema(t *testing.T) {
 func TestGeneratedSchema(t *testing.T) {
 	comments := keydoc.ReadComments(t, ".")
 	var decoders []any
-	for _, of := range []reflect.Type{reflect.TypeFor[rawFile](), reflect.TypeFor[topKFile](), reflect.TypeFor[anchorsFile](), reflect.TypeFor[dflFile]()} {
-		decoders = append(decoders, comments.Object(of))
-	}
-	for _, name := range slices.Sorted(maps.Keys(families)) {
-		object := comments.Object(reflect.TypeOf(families[name]()).Elem())
-		object["properties"].(map[string]any)["name"] = map[string]any{"const": name, "description": "Name of the decoder."}
+	add := func(f Family, consts map[string]string) {
+		object := comments.Object(reflect.TypeOf(f).Elem())
+		for key, value := range consts {
+			property := object["properties"].(map[string]any)[key].(map[string]any)
+			delete(property, "enum")
+			property["const"] = value
+		}
 		decoders = append(decoders, object)
 	}
-	for i, style := range []string{"ssd-anchors", "dfl"} {
-		decoders[2+i].(map[string]any)["properties"].(map[string]any)["style"] = map[string]any{"const": style}
+	for _, name := range decoderNames {
+		if name == "boxes" {
+			add(new(Anchors), map[string]string{"name": name, "style": "ssd-anchors"})
+			add(new(Distances), map[string]string{"name": name, "style": "dfl"})
+		} else {
+			add(families[name](), map[string]string{"name": name})
+		}
 	}
 	keydoc.Golden(t, "../configs/card.schema.json", keydoc.Schema(reflect.TypeFor[cardFile](), comments, "Penstock model card",
 		"Describes one model. The reader checks more: that files exist, that products stay in bounds, that the decoder's outputs are the card's.",
@@ -672,7 +677,6 @@ func TestConstantsMatchTags(t *testing.T) {
 		{document.KeyOf[cardFile]("batches"), "max", MaxBatchSize},
 		{document.KeyOf[Knee]("batch"), "max", MaxBatchSize},
 		{document.KeyOf[tensorFile]("shape"), "max", maxElements},
-		{document.KeyOf[boxesFile]("max_boxes"), "max", maxBoxes},
 	} {
 		if got := row.k.Tag.Get(row.tag); got != fmt.Sprint(row.want) {
 			t.Errorf("%s: %s is %s, want %v", row.k.Name, row.tag, got, row.want)

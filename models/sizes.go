@@ -1,7 +1,5 @@
 package models
 
-import "github.com/penstock/penstock/wire"
-
 // TensorAlignment is the alignment of each tensor in a batch buffer: a cache
 // line, which also suits SIMD code best.
 const TensorAlignment = 64
@@ -30,32 +28,17 @@ func (c *Card) OutputBytes() int {
 
 // ResultBytes returns the max size of the payload of one answer.
 func (c *Card) ResultBytes() int {
-	switch c.Decoder.Name {
-	case "topk":
-		return wire.ClassSize * c.Decoder.count("k", c.Outputs[0].Elements())
-	case "boxes":
-		return wire.BoxSize * c.Decoder.count("max_boxes", maxBoxes)
-	case "raw":
-	default:
-		if f, err := c.Family(); err == nil { // ReadCard checked it
-			return f.ResultBytes()
-		}
+	f, err := c.Family()
+	if err != nil { // not a card of ReadCard
+		return F32.Bytes() * c.elements()
 	}
-	total := 0
-	for i := range c.Outputs {
-		total += F32.Bytes() * c.Outputs[i].Elements()
-	}
-	return total
+	return f.ResultBytes()
 }
 
-// count returns an integer parameter, or most if the card does not set it. A
-// card that went through JSON has it as float64.
-func (d *Decoder) count(key string, most int) int {
-	switch v := d.Params[key].(type) {
-	case int64:
-		return int(v)
-	case float64:
-		return int(v)
+// elements returns the number of values of all outputs for one image.
+func (c *Card) elements() (n int) {
+	for i := range c.Outputs {
+		n += c.Outputs[i].Elements()
 	}
-	return most
+	return n
 }

@@ -84,7 +84,7 @@ func detectCard() *models.Card {
 	}
 }
 
-func newDecoder(t rapid.TB, card *models.Card) Decoder {
+func newDecoder(t rapid.TB, card *models.Card) *Decoder {
 	t.Helper()
 	d, err := New(card)
 	must.OK(t, err)
@@ -106,12 +106,12 @@ func empty(card *models.Card) [][]byte {
 	return outputs
 }
 
-func boxesOf(t rapid.TB, d Decoder, outputs [][]byte) []wire.Box {
+func boxesOf(t rapid.TB, d *Decoder, outputs [][]byte) []wire.Box {
 	t.Helper()
 	payload, kind, err := d.Append(nil, outputs)
 	must.OK(t, err)
-	if kind != uint8(wire.KindBoxes) || len(payload) > d.MaxBytes() {
-		t.Fatalf("kind %d with %d bytes of at most %d", kind, len(payload), d.MaxBytes())
+	if kind != uint8(wire.KindBoxes) || len(payload) > d.ResultBytes() {
+		t.Fatalf("kind %d with %d bytes of at most %d", kind, len(payload), d.ResultBytes())
 	}
 	found, err := wire.DecodeBoxes(nil, payload)
 	must.OK(t, err)
@@ -187,8 +187,8 @@ func TestRaw(t *testing.T) {
 	}
 	d := newDecoder(t, card)
 	payload, kind, err := d.Append(nil, [][]byte{tensor(1, 2), tensor(3)})
-	if err != nil || kind != uint8(wire.KindRaw) || d.MaxBytes() != 12 {
-		t.Fatalf("kind %d of at most %d bytes, %v", kind, d.MaxBytes(), err)
+	if err != nil || kind != uint8(wire.KindRaw) || d.ResultBytes() != 12 {
+		t.Fatalf("kind %d of at most %d bytes, %v", kind, d.ResultBytes(), err)
 	}
 	if !slices.Equal(payload, tensor(1, 2, 3)) {
 		t.Errorf("payload %x", payload)
@@ -379,9 +379,9 @@ func sharedPart(a, b wire.Box) float64 {
 	return shared / (area(a) + area(b) - shared)
 }
 
-// The payload is at most MaxBytes for any numbers. In these outputs every class and every cell is
+// The payload is at most ResultBytes for any numbers. In these outputs every class and every cell is
 // above the threshold.
-func TestMaxBytes(t *testing.T) {
+func TestResultBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		card := rapid.Custom(func(t *rapid.T) *models.Card {
 			switch rapid.IntRange(0, 3).Draw(t, "decoder") {
@@ -408,8 +408,8 @@ func TestMaxBytes(t *testing.T) {
 		}
 		payload, _, err := d.Append(nil, outputs)
 		must.OK(t, err)
-		if len(payload) > d.MaxBytes() {
-			t.Fatalf("%d bytes, at most %d", len(payload), d.MaxBytes())
+		if len(payload) > d.ResultBytes() {
+			t.Fatalf("%d bytes, at most %d", len(payload), d.ResultBytes())
 		}
 	})
 }
@@ -548,8 +548,8 @@ func TestInvalidParameters(t *testing.T) {
 		f(card.Decoder.Params)
 		return card
 	}
-	named := func(name string, card *models.Card) *models.Card {
-		card.Decoder.Name = name
+	named := func(name string, card *models.Card, params map[string]any) *models.Card {
+		card.Decoder = models.Decoder{Name: name, Params: params}
 		return card
 	}
 	manyClasses := detectCard()
@@ -560,31 +560,31 @@ func TestInvalidParameters(t *testing.T) {
 		want string
 		card *models.Card
 	}{
-		{`decoder "yolov4": want one of [classes`, &models.Card{Name: "x", Decoder: models.Decoder{Name: "yolov4"}}},
-		{"k: is 11, want a number from 1 to 10", topKCard(10, map[string]any{"k": 11})},
-		{"k: is 2.5, want a whole number", topKCard(10, map[string]any{"k": 2.5})},
-		{"k: is five", topKCard(10, map[string]any{"k": "five"})},
-		{"outputs: topk reads one, the card has 4", named("topk", faceCard())},
-		{`outputs: "prob" has 65537 classes, want 1 to 65536`, topKCard(65537, nil)},
-		{"style: is missing, want one of [ssd-anchors dfl]", change(faceCard(), func(p map[string]any) { delete(p, "style") })},
-		{"style: is yolo, want one of [ssd-anchors dfl]", change(faceCard(), func(p map[string]any) { p["style"] = "yolo" })},
+		{`name: is "yolov4", want boxes, classes,`, &models.Card{Name: "x", Decoder: models.Decoder{Name: "yolov4"}}},
+		{"k: is 11, want an integer from 1 to 10", topKCard(10, map[string]any{"k": 11})},
+		{"k: is 2.5, want an integer", topKCard(10, map[string]any{"k": 2.5})},
+		{`k: is "five"`, topKCard(10, map[string]any{"k": "five"})},
+		{"topk reads one output, the card has 4", named("topk", faceCard(), map[string]any{})},
+		{`the outputs have 65537 classes, want 1 to 65536`, topKCard(65537, nil)},
+		{"style: is missing, want ssd-anchors or dfl", change(faceCard(), func(p map[string]any) { delete(p, "style") })},
+		{`style: is "yolo", want ssd-anchors or dfl`, change(faceCard(), func(p map[string]any) { p["style"] = "yolo" })},
 		{"score_threshold: is 2", change(faceCard(), func(p map[string]any) { p["score_threshold"] = 2 })},
-		{"score_threshold: is NaN", change(faceCard(), func(p map[string]any) { p["score_threshold"] = math.NaN() })},
+		{"unsupported value: NaN", change(faceCard(), func(p map[string]any) { p["score_threshold"] = math.NaN() })},
 		{"max_boxes: is 0", change(faceCard(), func(p map[string]any) { p["max_boxes"] = 0 })},
-		{"scale: is 0, want a number from 1e-06", change(faceCard(), func(p map[string]any) { p["scale"] = 0 })},
-		{"score_activation: is softmax", change(faceCard(), func(p map[string]any) { p["score_activation"] = "softmax" })},
-		{"grids: is missing, want a list of {size, anchors, scores, boxes}", change(faceCard(), func(p map[string]any) { delete(p, "grids") })},
-		{"grids: is empty, want a list", change(faceCard(), func(p map[string]any) { p["grids"] = []any{} })},
+		{"scale: is 0, want a number from 1e-6", change(faceCard(), func(p map[string]any) { p["scale"] = 0 })},
+		{`score_activation: is "softmax"`, change(faceCard(), func(p map[string]any) { p["score_activation"] = "softmax" })},
+		{"grids: is missing, want a list, each element {size, anchors, scores, boxes}", change(faceCard(), func(p map[string]any) { delete(p, "grids") })},
+		{"grids: has 0 elements, want at least 1", change(faceCard(), func(p map[string]any) { p["grids"] = []any{} })},
 		{"grids: is 7, want a list", change(faceCard(), func(p map[string]any) { p["grids"] = 7 })},
-		{"grids[0]: is 7, want {size, anchors, scores, boxes}", change(faceCard(), func(p map[string]any) { p["grids"] = []any{7} })},
-		{"grids[1].boxes: is missing, want the name of an output", change(faceCard(), func(p map[string]any) { delete(grid(p, 1), "boxes") })},
-		{"levels[0].classes: has 70000 classes, want at most 65536", manyClasses},
-		{`grids[1].scores: is nothing, which is not an output`, change(faceCard(), func(p map[string]any) { grid(p, 1)["scores"] = "nothing" })},
-		{`grids[0].scores: output "Identity:0" has shape [512 1], want [768, at least 1]`, change(faceCard(), func(p map[string]any) { grid(p, 0)["anchors"] = 3 })},
-		{"grids[0].size: is missing", change(faceCard(), func(p map[string]any) { delete(grid(p, 0), "size") })},
+		{"grids[0]: is 7, want a map of stride, size, anchors, scores, boxes", change(faceCard(), func(p map[string]any) { p["grids"] = []any{7} })},
+		{"grids[1].boxes: is missing, want an output's name", change(faceCard(), func(p map[string]any) { delete(grid(p, 1), "boxes") })},
+		{"levels[0].classes: the outputs have 70000 classes, want 1 to 65536", manyClasses},
+		{`grids[1].scores: no output is called "nothing"`, change(faceCard(), func(p map[string]any) { grid(p, 1)["scores"] = "nothing" })},
+		{`grids[0].scores: Identity:0 has shape [512 1], want [768, at least 1]`, change(faceCard(), func(p map[string]any) { grid(p, 0)["anchors"] = 3 })},
+		{"grids[0]: has stride 0 and size 0, want one of the two", change(faceCard(), func(p map[string]any) { delete(grid(p, 0), "size") })},
 		{"bins: is missing", change(detectCard(), func(p map[string]any) { delete(p, "bins") })},
-		{`levels[0].boxes: has 44 columns, want 4 distances of 10 bins`, change(detectCard(), func(p map[string]any) { p["bins"] = 10 })},
-		{`levels[2].classes: output "c32" has shape [169 80], want [676, at least 1]`, change(detectCard(), func(p map[string]any) { level(p, 2)["stride"] = 16 })},
+		{`levels[0].boxes: b8 has shape [2704 44], want 4 distances of 10 bins`, change(detectCard(), func(p map[string]any) { p["bins"] = 10 })},
+		{`levels[2].classes: c32 has shape [169 80], want [676, at least 1]`, change(detectCard(), func(p map[string]any) { level(p, 2)["stride"] = 16 })},
 	} {
 		d, err := New(c.card)
 		if err == nil || !strings.Contains(err.Error(), c.want) || d != nil {
@@ -600,7 +600,7 @@ func TestParametersJSON(t *testing.T) {
 		must.OK(t, err)
 		var again models.Card
 		must.OK(t, json.Unmarshal(text, &again))
-		if a, b := newDecoder(t, card).MaxBytes(), newDecoder(t, &again).MaxBytes(); a != b {
+		if a, b := newDecoder(t, card).ResultBytes(), newDecoder(t, &again).ResultBytes(); a != b {
 			t.Errorf("%s: %d bytes at most, after JSON %d", card.Name, a, b)
 		}
 	}
@@ -615,7 +615,7 @@ func TestAppendAllocations(t *testing.T) {
 				set(outputs[0], i, 0.9)
 			}
 		}
-		dst := make([]byte, 0, d.MaxBytes())
+		dst := make([]byte, 0, d.ResultBytes())
 		if n := testing.AllocsPerRun(20, func() {
 			if _, _, err := d.Append(dst, outputs); err != nil {
 				t.Fatal(err)
@@ -688,8 +688,8 @@ func FuzzAppend(f *testing.F) {
 				}
 				continue
 			}
-			if len(payload) > d.MaxBytes() {
-				t.Fatalf("%s: %d bytes, at most %d", card.Decoder.Name, len(payload), d.MaxBytes())
+			if len(payload) > d.ResultBytes() {
+				t.Fatalf("%s: %d bytes, at most %d", card.Decoder.Name, len(payload), d.ResultBytes())
 			}
 			if kind != uint8(wire.KindBoxes) {
 				continue
@@ -716,7 +716,7 @@ func BenchmarkDetect(b *testing.B) {
 	for i := range 20 {
 		set(outputs[0], i*9173, 0.9)
 	}
-	dst := make([]byte, 0, d.MaxBytes())
+	dst := make([]byte, 0, d.ResultBytes())
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, _, err := d.Append(dst, outputs); err != nil {
@@ -734,7 +734,7 @@ func BenchmarkTopKOfAscendingClasses(b *testing.B) {
 	for i := range maxClasses {
 		set(outputs[0], i, float32(i))
 	}
-	dst := make([]byte, 0, d.MaxBytes())
+	dst := make([]byte, 0, d.ResultBytes())
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, _, err := d.Append(dst, outputs); err != nil {
@@ -752,8 +752,8 @@ func TestOtherTypes(t *testing.T) {
 	d := newDecoder(t, card)
 	class, p := binary.LittleEndian.AppendUint64(nil, 7), []byte{0x00, 0x3c, 0x00, 0xc0} // 1, -2
 	payload, kind, err := d.Append(nil, [][]byte{class, p})
-	if want := wire.AppendRaw(nil, []float32{7, 1, -2}); err != nil || wire.Kind(kind) != wire.KindRaw || !bytes.Equal(payload, want) || d.MaxBytes() != len(want) || card.ResultBytes() != len(want) {
-		t.Errorf("% x of kind %d, at most %d (%d) bytes: %v", payload, kind, d.MaxBytes(), card.ResultBytes(), err)
+	if want := wire.AppendRaw(nil, []float32{7, 1, -2}); err != nil || wire.Kind(kind) != wire.KindRaw || !bytes.Equal(payload, want) || d.ResultBytes() != len(want) || card.ResultBytes() != len(want) {
+		t.Errorf("% x of kind %d, at most %d (%d) bytes: %v", payload, kind, d.ResultBytes(), card.ResultBytes(), err)
 	}
 	p[1] = 0x7c // infinity
 	if _, _, err := d.Append(nil, [][]byte{class, p}); !errors.Is(err, errNotANumber) {

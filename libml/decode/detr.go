@@ -9,40 +9,34 @@ import (
 
 // detr decodes the queries of a transformer. A query may be of several classes.
 type detr struct {
-	models.DETR
+	*models.DETR
 	suppression
-	declared  []declared
 	threshold float32 // of the model's raw score; of the probability with softmax
 }
 
-func newDETR(f *models.DETR, card *models.Card) *detr {
-	d := &detr{DETR: *f, suppression: newSuppression(1, f.MaxBoxes, f.Only), declared: declaredOutputs(card), threshold: float32(f.ScoreThreshold)}
+func newDETR(f *models.DETR) *detr {
+	d := &detr{DETR: f, suppression: newSuppression(1, f.MaxBoxes, f.Only), threshold: float32(f.ScoreThreshold)}
 	if f.Activation == "sigmoid" {
-		d.threshold = float32(math.Log(f.ScoreThreshold / (1 - f.ScoreThreshold)))
+		d.threshold = logit(f.ScoreThreshold)
 	}
 	return d
 }
 
-func (d *detr) MaxBytes() int { return d.ResultBytes() }
-
-func (d *detr) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := checkSizes(d.declared, outputs); err != nil {
-		return dst, 0, err
-	}
+func (d *detr) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 	d.reset()
 	output := outputs[d.ScoresOutput]
 	columns := len(output) / 4 / d.Rows
 	for row := range d.Rows {
 		scores := output[4*(row*columns+d.First):][:4*(columns-d.First)]
 		if !finite(scores) {
-			return dst, 0, d.declared[d.ScoresOutput].notFinite
+			return nil, notFinite(d.ScoresOutput)
 		}
 		d.query(uint32(row), scores)
 	}
-	if err := d.keep(d, outputs, d.declared[d.BoxesOutput].notFinite); err != nil {
-		return dst, 0, err
+	if err := d.keep(d, outputs, d.BoxesOutput); err != nil {
+		return nil, err
 	}
-	return wire.AppendBoxes(dst, d.kept), uint8(wire.KindBoxes), nil
+	return wire.AppendBoxes(dst, d.kept), nil
 }
 
 // query adds the classes of a query.

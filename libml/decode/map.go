@@ -9,40 +9,26 @@ import (
 )
 
 // cellMap decodes a value per cell: of its channels the likeliest, or the number itself.
-type cellMap struct {
-	models.Map
-	declared []declared
-}
+type cellMap struct{ *models.Map }
 
-func newMap(f *models.Map, card *models.Card) *cellMap {
-	return &cellMap{Map: *f, declared: declaredOutputs(card)}
-}
-
-func (d *cellMap) MaxBytes() int { return d.ResultBytes() }
-
-func (d *cellMap) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := checkSizes(d.declared, outputs); err != nil {
-		return dst, 0, err
+func (d *cellMap) decode(dst []byte, outputs [][]byte) ([]byte, error) {
+	if err := allFinite(outputs); err != nil {
+		return nil, err
 	}
-	output := outputs[0]
-	if !finite(output) {
-		return dst, 0, d.declared[0].notFinite
-	}
-	kind := uint8(wire.KindMap)
-	cells := d.Rows * d.Columns
+	output, cells := outputs[0], d.Rows*d.Columns
 	switch d.Cells {
 	case "u8":
 		dst = wire.AppendMapHead(dst, wire.MapU8, d.Rows, d.Columns)
 		for i := range cells {
 			dst = append(dst, byte(math.RoundToEven(float64(clip(element(output, i)))*math.MaxUint8)))
 		}
-		return dst, kind, nil
+		return dst, nil
 	case "f16":
 		dst = wire.AppendMapHead(dst, wire.MapF16, d.Rows, d.Columns)
 		for i := range cells {
 			dst = binary.LittleEndian.AppendUint16(dst, wire.FloatToHalf(element(output, i)))
 		}
-		return dst, kind, nil
+		return dst, nil
 	}
 	dst = wire.AppendMapHead(dst, wire.MapClasses, d.Rows, d.Columns)
 	run, length := d.classOf(output, 0), 1
@@ -53,7 +39,7 @@ func (d *cellMap) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 		}
 		length++
 	}
-	return wire.AppendRun(dst, run, length), kind, nil
+	return wire.AppendRun(dst, run, length), nil
 }
 
 // classOf returns the class of a cell. An output of one channel has the class itself.

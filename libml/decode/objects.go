@@ -8,32 +8,26 @@ import (
 // objects passes on what a model with the suppression inside has found. Rows that a model fills up its outputs
 // with have a score of 0, or come after the count.
 type objects struct {
-	models.Objects
+	*models.Objects
 	suppression
-	declared      []declared
 	width, height float32
 }
 
-func newObjects(f *models.Objects, card *models.Card) *objects {
-	d := &objects{Objects: *f, suppression: newSuppression(1, f.MaxBoxes, f.Only), declared: declaredOutputs(card), width: 1, height: 1}
+func newObjects(f *models.Objects, in *models.Input) *objects {
+	d := &objects{Objects: f, suppression: newSuppression(1, f.MaxBoxes, f.Only), width: 1, height: 1}
 	if f.Unit == "pixels" {
-		d.width, d.height = float32(card.Input.Width), float32(card.Input.Height)
+		d.width, d.height = float32(in.Width), float32(in.Height)
 	}
 	return d
 }
 
-func (d *objects) MaxBytes() int { return d.ResultBytes() }
-
-func (d *objects) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := checkSizes(d.declared, outputs); err != nil {
-		return dst, 0, err
-	}
+func (d *objects) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 	d.reset()
 	rows := d.Rows
 	if d.CountOutput >= 0 {
 		count := element(outputs[d.CountOutput], 0)
 		if !(count >= 0) {
-			return dst, 0, d.declared[d.CountOutput].notFinite
+			return nil, notFinite(d.CountOutput)
 		}
 		rows = int(min(count, float32(rows)))
 	}
@@ -45,16 +39,16 @@ func (d *objects) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 		}
 		class := element(labels, row) - float32(d.FirstClass)
 		if !finite(scores[4*row:][:4]) || !finite(labels[4*row:][:4]) {
-			return dst, 0, d.declared[d.ScoresOutput].notFinite
+			return nil, notFinite(d.ScoresOutput)
 		}
 		if class >= 0 && class < maxClasses {
 			d.add(candidate{score: score, row: uint32(row), class: uint16(class)})
 		}
 	}
-	if err := d.keep(d, outputs, d.declared[d.BoxesOutput].notFinite); err != nil {
-		return dst, 0, err
+	if err := d.keep(d, outputs, d.BoxesOutput); err != nil {
+		return nil, err
 	}
-	return wire.AppendBoxes(dst, d.kept), uint8(wire.KindBoxes), nil
+	return wire.AppendBoxes(dst, d.kept), nil
 }
 
 func (d *objects) locate(c candidate, outputs [][]byte) (wire.Box, error) {

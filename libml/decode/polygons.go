@@ -17,8 +17,7 @@ import (
 //  3. Its score is the mean of the cells in it. Drop it if that is too low.
 //  4. Widen it: the model was trained with places that were shrunk.
 type polygons struct {
-	models.Polygons
-	declared []declared
+	*models.Polygons
 
 	seen        []bool       // scratch: of each cell
 	stack       []int32      // scratch: cells whose neighbours are to be visited
@@ -43,24 +42,19 @@ const (
 	maxPlaces = 1000
 )
 
-func newPolygons(f *models.Polygons, card *models.Card) *polygons {
+func newPolygons(f *models.Polygons) *polygons {
 	return &polygons{
-		Polygons: *f, declared: declaredOutputs(card), seen: make([]bool, f.Rows*f.Columns), stack: make([]int32, 0, f.Rows*f.Columns),
+		Polygons: f, seen: make([]bool, f.Rows*f.Columns), stack: make([]int32, 0, f.Rows*f.Columns),
 		left: make([]int32, f.Rows), right: make([]int32, f.Rows), points: make([]wire.Point, 0, 2*f.Rows), hull: make([]wire.Point, 0, 4*f.Rows+1),
 		found: make([]place, 0, maxPlaces),
 	}
 }
 
-func (d *polygons) MaxBytes() int { return d.ResultBytes() }
-
-func (d *polygons) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := checkSizes(d.declared, outputs); err != nil {
-		return dst, 0, err
+func (d *polygons) decode(dst []byte, outputs [][]byte) ([]byte, error) {
+	if err := allFinite(outputs); err != nil {
+		return nil, err
 	}
 	output := outputs[0]
-	if !finite(output) {
-		return dst, 0, d.declared[0].notFinite
-	}
 	clear(d.seen)
 	d.found = d.found[:0]
 	groups := 0
@@ -81,7 +75,7 @@ func (d *polygons) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 	for _, p := range d.found[:min(len(d.found), d.MaxBoxes)] {
 		dst = wire.AppendPolygon(dst, 0, p.score, p.corners[:])
 	}
-	return dst, uint8(wire.KindPolygons), nil
+	return dst, nil
 }
 
 // visit finds the group of a cell: the first and last of its cells in each row. A cell has eight neighbours.

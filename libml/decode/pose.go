@@ -8,26 +8,18 @@ import (
 // pose finds the key points of the one thing in a picture. Its box is the whole picture, its score the mean of its
 // points'.
 type pose struct {
-	models.Pose
-	declared []declared
-	points   []wire.Point // scratch
-	box      [1]wire.Box  // scratch
+	*models.Pose
+	points []wire.Point // scratch
+	box    [1]wire.Box  // scratch
 }
 
-func newPose(f *models.Pose, card *models.Card) *pose {
-	return &pose{Pose: *f, declared: declaredOutputs(card), points: make([]wire.Point, f.Points)}
+func newPose(f *models.Pose) *pose {
+	return &pose{Pose: f, points: make([]wire.Point, f.Points)}
 }
 
-func (d *pose) MaxBytes() int { return d.ResultBytes() }
-
-func (d *pose) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := checkSizes(d.declared, outputs); err != nil {
-		return dst, 0, err
-	}
-	for i, o := range outputs {
-		if !finite(o) {
-			return dst, 0, d.declared[i].notFinite
-		}
+func (d *pose) decode(dst []byte, outputs [][]byte) ([]byte, error) {
+	if err := allFinite(outputs); err != nil {
+		return nil, err
 	}
 	sum := float32(0)
 	for i := range d.points {
@@ -35,7 +27,7 @@ func (d *pose) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 		sum += d.points[i].Score / float32(len(d.points))
 	}
 	d.box[0] = wire.Box{Score: sum, X1: 1, Y1: 1}
-	return wire.AppendPoints(dst, d.box[:], d.points, len(d.points)), uint8(wire.KindPoints), nil
+	return wire.AppendPoints(dst, d.box[:], d.points, len(d.points)), nil
 }
 
 // point returns the place of the largest value of both distributions. Its score is the mean of the two.

@@ -14,7 +14,7 @@ type rotated struct {
 }
 
 // appendRotated is keep for rotated boxes. It appends their corners.
-func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, uint8, error) {
+func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, error) {
 	d.best()
 	d.rotated = d.rotated[:0]
 	payload, kept := dst, 0
@@ -28,7 +28,7 @@ func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, uint8, error) {
 		for i := range corners {
 			p := &corners[i]
 			if p.X, p.Y = p.X/d.width, p.Y/d.height; (p.X+p.Y)*0 != 0 { // NaN, also of an infinity
-				return dst, 0, d.declared[d.Output].notFinite
+				return nil, notFinite(d.Output)
 			}
 		}
 		if r.width <= 0 || r.height <= 0 {
@@ -41,7 +41,7 @@ func (d *yolo) appendRotated(dst []byte, output []byte) ([]byte, uint8, error) {
 		kept++
 		payload = wire.AppendPolygon(payload, c.class, c.score, corners[:])
 	}
-	return payload, uint8(wire.KindPolygons), nil
+	return payload, nil
 }
 
 // suppressedRotated reports whether a better box of the same class is alike. That one may be suppressed itself (Fast

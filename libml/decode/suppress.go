@@ -91,8 +91,8 @@ type locator interface {
 	locate(c candidate, outputs [][]byte) (wire.Box, error)
 }
 
-// keep sets kept and from. notFinite is the error for corners that are NaN or infinite.
-func (s *suppression) keep(l locator, outputs [][]byte, notFinite error) error {
+// keep sets kept and from. Corners that are NaN or infinite are an error of this output.
+func (s *suppression) keep(l locator, outputs [][]byte, output int) error {
 	s.best()
 	for _, c := range s.found {
 		if len(s.kept) == s.max {
@@ -103,7 +103,7 @@ func (s *suppression) keep(l locator, outputs [][]byte, notFinite error) error {
 			return err
 		}
 		if sum := (b.X0 + b.Y0 + b.X1 + b.Y1) * 0; sum != 0 { // NaN, also of an infinity
-			return notFinite
+			return notFinite(output)
 		}
 		clipped := wire.Box{Class: b.Class, Score: b.Score, X0: clip(b.X0), Y0: clip(b.Y0), X1: clip(b.X1), Y1: clip(b.Y1)}
 		if clipped.X0 < clipped.X1 && clipped.Y0 < clipped.Y1 && !s.suppressed(&b) {

@@ -9,23 +9,11 @@ import (
 
 // text reads the likeliest symbol of each step. Equal symbols in a row are one, and blanks are none (CTC; Graves et al.,
 // 2006). The score is the mean probability of the symbols that are read.
-type text struct {
-	models.Text
-	declared []declared
-}
+type text struct{ *models.Text }
 
-func newText(f *models.Text, card *models.Card) *text {
-	return &text{Text: *f, declared: declaredOutputs(card)}
-}
-
-func (d *text) MaxBytes() int { return d.ResultBytes() }
-
-func (d *text) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := checkSizes(d.declared, outputs); err != nil {
-		return dst, 0, err
-	}
-	if !finite(outputs[0]) {
-		return dst, 0, d.declared[0].notFinite
+func (d *text) decode(dst []byte, outputs [][]byte) ([]byte, error) {
+	if err := allFinite(outputs); err != nil {
+		return nil, err
 	}
 	payload := wire.AppendText(dst, 0, nil)
 	before, read, sum := -1, 0, 0.0
@@ -47,5 +35,5 @@ func (d *text) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 	if read > 0 {
 		wire.AppendText(payload[:len(dst)], float32(sum/float64(read)), nil)
 	}
-	return payload, uint8(wire.KindText), nil
+	return payload, nil
 }

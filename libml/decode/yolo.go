@@ -11,9 +11,8 @@ import (
 // picture, then scores. Styles v5 and X have a score that there is something, and all but v10 have a score per class.
 // At the end is what the task adds: an angle, key points, or the coefficients of a mask.
 type yolo struct {
-	models.YOLO
+	*models.YOLO
 	suppression
-	declared      []declared
 	threshold     float32
 	width, height float32
 	grids         []grid // of style yolox
@@ -30,10 +29,10 @@ type grid struct {
 	stride         float32
 }
 
-func newYOLO(f *models.YOLO, card *models.Card) *yolo {
+func newYOLO(f *models.YOLO, in *models.Input) *yolo {
 	d := &yolo{
-		YOLO: *f, suppression: newSuppression(f.IoUThreshold, f.MaxBoxes, f.Only), declared: declaredOutputs(card),
-		threshold: float32(f.ScoreThreshold), width: float32(card.Input.Width), height: float32(card.Input.Height),
+		YOLO: f, suppression: newSuppression(f.IoUThreshold, f.MaxBoxes, f.Only),
+		threshold: float32(f.ScoreThreshold), width: float32(in.Width), height: float32(in.Height),
 	}
 	switch f.Style {
 	case models.YOLOv8:
@@ -41,20 +40,20 @@ func newYOLO(f *models.YOLO, card *models.Card) *yolo {
 	case models.YOLOv10:
 		d.overlap = 1 // the model has suppressed boxes
 	case models.YOLOX:
-		d.readGrids(card)
+		d.readGrids(in)
 	}
 	return d
 }
 
 // readGrids finds the strides whose cells are as many as the rows.
-func (d *yolo) readGrids(card *models.Card) {
+func (d *yolo) readGrids(in *models.Input) {
 	for _, strides := range models.YOLOStrides {
-		if card.Input.Cells(strides) != d.Rows {
+		if in.Cells(strides) != d.Rows {
 			continue
 		}
 		first := 0
 		for _, s := range strides {
-			columns, rows := card.Input.Grid(s)
+			columns, rows := in.Grid(s)
 			d.grids = append(d.grids, grid{first: first, columns: columns, stride: float32(s)})
 			first += columns * rows
 		}
@@ -62,22 +61,17 @@ func (d *yolo) readGrids(card *models.Card) {
 	}
 }
 
-func (d *yolo) MaxBytes() int { return d.ResultBytes() }
-
-func (d *yolo) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := checkSizes(d.declared, outputs); err != nil {
-		return dst, 0, err
-	}
+func (d *yolo) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 	d.reset()
 	err := d.scan(outputs[d.Output])
 	if err == nil && d.Rotated {
 		return d.appendRotated(dst, outputs[d.Output])
 	}
 	if err == nil {
-		err = d.keep(d, outputs, d.declared[d.Output].notFinite)
+		err = d.keep(d, outputs, d.Output)
 	}
 	if err != nil {
-		return dst, 0, err
+		return nil, err
 	}
 	switch {
 	case d.Prototypes >= 0:
@@ -85,7 +79,7 @@ func (d *yolo) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 	case len(d.KeyPoints) > 0:
 		return d.appendPoints(dst, outputs[d.Output])
 	}
-	return wire.AppendBoxes(dst, d.kept), uint8(wire.KindBoxes), nil
+	return wire.AppendBoxes(dst, d.kept), nil
 }
 
 // value returns a value of a row.
@@ -118,7 +112,7 @@ func (d *yolo) scanColumns(output []byte) error {
 		for row := a.next(scores, 0); row < d.Rows; row = a.next(scores, row+1) {
 			v := element(scores, row)
 			if v-v != 0 {
-				return d.declared[d.Output].notFinite
+				return notFinite(d.Output)
 			}
 			if v > d.score[row] {
 				d.score[row], d.class[row] = v, uint16(class)
@@ -142,7 +136,7 @@ func (d *yolo) scanRows(output []byte) error {
 			continue
 		}
 		if !finite(values[4*4 : 4*(5+d.NumClasses)]) {
-			return d.declared[d.Output].notFinite
+			return notFinite(d.Output)
 		}
 		class, best := 0, float32(math.Inf(-1))
 		for i := range d.NumClasses {
@@ -166,7 +160,7 @@ func (d *yolo) scanEnd(output []byte) error {
 			continue
 		}
 		if !finite(values[4*4 : 4*6]) {
-			return d.declared[d.Output].notFinite
+			return notFinite(d.Output)
 		}
 		if class >= 0 && class < float32(d.NumClasses) {
 			d.add(candidate{score: score, row: uint32(row), class: uint16(class)})
@@ -202,7 +196,7 @@ func (d *yolo) locate(c candidate, outputs [][]byte) (wire.Box, error) {
 func exp(v float32) float32 { return float32(math.Exp(float64(v))) }
 
 // appendPoints appends the boxes with their key points. A point without a score has score 1.
-func (d *yolo) appendPoints(dst []byte, output []byte) ([]byte, uint8, error) {
+func (d *yolo) appendPoints(dst []byte, output []byte) ([]byte, error) {
 	d.points = d.points[:0]
 	n, values := d.KeyPoints[0], d.KeyPoints[1]
 	for _, c := range d.from {
@@ -213,17 +207,17 @@ func (d *yolo) appendPoints(dst []byte, output []byte) ([]byte, uint8, error) {
 				p.Score = d.value(output, c.row, at+2)
 			}
 			if (p.X+p.Y+p.Score)*0 != 0 {
-				return dst, 0, d.declared[d.Output].notFinite
+				return nil, notFinite(d.Output)
 			}
 			d.points = append(d.points, p)
 		}
 	}
-	return wire.AppendPoints(dst, d.kept, d.points, n), uint8(wire.KindPoints), nil
+	return wire.AppendPoints(dst, d.kept, d.points, n), nil
 }
 
 // appendMasks appends the boxes with their masks. A cell belongs to the mask if the sum of the prototypes,
 // multiplied by the box's coefficients, is positive.
-func (d *yolo) appendMasks(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
+func (d *yolo) appendMasks(dst []byte, outputs [][]byte) ([]byte, error) {
 	output, prototypes := outputs[d.Output], outputs[d.Prototypes]
 	rows, columns := d.Grid[0], d.Grid[1]
 	payload := wire.AppendMasksHead(dst, rows, columns)
@@ -240,7 +234,7 @@ func (d *yolo) appendMasks(dst []byte, outputs [][]byte) ([]byte, uint8, error) 
 					sum += d.value(output, c.row, d.extra()+k) * element(prototypes, (k*rows+y)*columns+x)
 				}
 				if sum*0 != 0 {
-					return dst, 0, d.declared[d.Prototypes].notFinite
+					return nil, notFinite(d.Prototypes)
 				}
 				if sum > 0 {
 					bits[n/8] |= 1 << (n % 8)
@@ -248,7 +242,7 @@ func (d *yolo) appendMasks(dst []byte, outputs [][]byte) ([]byte, uint8, error) 
 			}
 		}
 	}
-	return payload, uint8(wire.KindMasks), nil
+	return payload, nil
 }
 
 // cells returns the first and the end of the cells whose corners are from least to below most, which are

@@ -23,7 +23,7 @@ type Model struct {
 	framework framework.Framework
 	memory    tensors.Scratch
 	tensors   *tensors.Tensors
-	decoder   decode.Decoder
+	decoder   *decode.Decoder
 	image     [][]byte
 }
 

@@ -164,8 +164,12 @@ func setDefaults(to reflect.Value) {
 
 // Decode reads a map into the struct at to. If a key is missing or its value is wrong, the field
 // keeps its value. A struct behind a pointer or with omitempty gets its defaults if its key is
-// present.
-func (v Value) Decode(to any) { v.decodeStruct(reflect.ValueOf(to).Elem()) }
+// present. Decode returns false if it found problems.
+func (v Value) Decode(to any) bool {
+	before := len(v.doc.problems)
+	v.decodeStruct(reflect.ValueOf(to).Elem())
+	return len(v.doc.problems) == before
+}
 
 func (v Value) decodeStruct(to reflect.Value) {
 	keys := Keys(to.Type())

@@ -18,7 +18,7 @@ const (
 )
 
 // NewDecoders makes a decoder for each thread that decodes a batch: one, or up to threads if an image has large outputs.
-func NewDecoders(card *models.Card, threads int) (decoders []decode.Decoder, err error) {
+func NewDecoders(card *models.Card, threads int) (decoders []*decode.Decoder, err error) {
 	bytes := 0
 	for i := range card.Outputs {
 		bytes += card.Outputs[i].Bytes()
@@ -39,7 +39,7 @@ func NewDecoders(card *models.Card, threads int) (decoders []decode.Decoder, err
 // decoding decodes images of a batch, as many at once as there are decoders. The loop's thread has the first decoder.
 type decoding struct {
 	card     *models.Card
-	decoders []decode.Decoder
+	decoders []*decode.Decoder
 	images   [][][]byte // by decoder: an image's outputs
 	rooms    []room     // by decoder
 	tensors  *tensors.Tensors
@@ -59,7 +59,7 @@ type room struct {
 // errNoRoom fails a request whose result has no place.
 var errNoRoom = errors.New("no room for results: the manager does not read those before")
 
-func newDecoding(card *models.Card, decoders []decode.Decoder) *decoding {
+func newDecoding(card *models.Card, decoders []*decode.Decoder) *decoding {
 	d := &decoding{card: card, decoders: decoders, rooms: make([]room, 0, len(decoders)), wake: make(chan int)}
 	for range decoders {
 		d.images = append(d.images, make([][]byte, len(card.Outputs)))

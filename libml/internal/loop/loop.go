@@ -72,7 +72,7 @@ type Config struct {
 	// Prioritized is Device, if its batches have levels; else nil.
 	Prioritized device.Partitioned
 	Tensors     []*tensors.Tensors // by the device's slot
-	Decoders    []decode.Decoder   // of NewDecoders
+	Decoders    []*decode.Decoder  // of NewDecoders
 
 	// Queue has a rule, and the times of its batch sizes. Its Places are how many batches may be in flight.
 	Queue *batching.Queue

@@ -28,7 +28,7 @@ type memory struct {
 	device      device.Device
 	prioritized device.Partitioned // device, if its batches have levels; else nil
 	inFlight    int                // maximum number of batches in flight
-	decoders    []decode.Decoder
+	decoders    []*decode.Decoder
 }
 
 // opener opens a process's device for its card's input. This is the first touch
