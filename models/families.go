@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,7 +38,7 @@ func (c *Card) Kind() wire.Kind {
 		return wire.KindPolygons
 	case "map":
 		return wire.KindMap
-	case "pose":
+	case "pose", "faces":
 		return wire.KindPoints
 	case "yolo":
 		keys := c.Decoder.Params
@@ -72,6 +73,7 @@ var families = map[string]func() Family{
 	"polygons":  func() Family { return new(Polygons) },
 	"map":       func() Family { return new(Map) },
 	"pose":      func() Family { return new(Pose) },
+	"faces":     func() Family { return new(Faces) },
 	"raw":       func() Family { return new(Raw) },
 	"topk":      func() Family { return new(Classes) },
 }
@@ -731,3 +733,93 @@ func (f *Pose) resolve(c *Card) (err error) {
 }
 
 func (f *Pose) ResultBytes() int { return wire.PointsHead + wire.PointedSize(f.Points) }
+
+// Faces decodes boxes of faces, each with five points. The number of outputs says which style they have. The shape of an
+// output says what it holds: each has a row per cell and anchor, with 4 columns for boxes, 10 for points, 1 or 2 for scores.
+type Faces struct {
+	familyFile
+	// Boxes with a lower score are left out.
+	ScoreThreshold float64 `yaml:"score_threshold" default:"0.5" min:"0" max:"1"`
+	// Of boxes that overlap more, one is left.
+	IoUThreshold float64 `yaml:"iou_threshold" default:"0.4" min:"0" max:"1"`
+	// Maximum number of boxes in an answer, best first.
+	MaxBoxes int `yaml:"max_boxes" default:"100" min:"1" max:"1000"`
+
+	Style  string
+	Levels []FaceLevel
+}
+
+// The styles of Faces. The outputs of retinaface have the rows of all strides, the others have outputs per stride.
+const (
+	RetinaFace = "retinaface"
+	SCRFD      = "scrfd"
+	YuNet      = "yunet"
+)
+
+// FaceLevel is the grid of a stride.
+type FaceLevel struct {
+	Stride, Columns, Anchors int
+	// First is its first row in the outputs.
+	First, Rows int
+	// Indexes of outputs; yunet has two of scores.
+	Boxes, Points int
+	Scores        []int
+}
+
+// FacePoints is the number of points of a face.
+const FacePoints = 5
+
+func (f *Faces) resolve(c *Card) error {
+	if c.Input.Width < 1 || c.Input.Height < 1 {
+		return errNoPicture
+	}
+	anchors, scores, scoreColumns := 2, 1, 1
+	switch len(c.Outputs) {
+	case 3:
+		f.Style, scoreColumns = RetinaFace, 2
+	case 9:
+		f.Style = SCRFD
+	case 12:
+		f.Style, anchors, scores = YuNet, 1, 2
+	default:
+		return fmt.Errorf("faces reads 3 outputs (retinaface), 9 (scrfd) or 12 (yunet), the card has %d", len(c.Outputs))
+	}
+	f.Levels = nil
+	first := 0
+	for _, stride := range YOLOStrides[0] {
+		columns, lines := c.Input.Grid(stride)
+		l := FaceLevel{Stride: stride, Columns: columns, Anchors: anchors, First: first, Rows: columns * lines * anchors}
+		rows := l.Rows
+		if f.Style == RetinaFace {
+			first += rows
+			rows = anchors * c.Input.Cells(YOLOStrides[0])
+		}
+		boxes, err := c.shaped(1, rows, 4)
+		points, err2 := c.shaped(1, rows, 2*FacePoints)
+		var err3 error
+		l.Scores, err3 = c.shaped(scores, rows, scoreColumns)
+		if err := cmp.Or(err, err2, err3); err != nil {
+			return fmt.Errorf("faces of %d outputs (%s): %w", len(c.Outputs), f.Style, err)
+		}
+		l.Boxes, l.Points = boxes[0], points[0]
+		f.Levels = append(f.Levels, l)
+	}
+	return c.labelled(1)
+}
+
+// shaped returns the outputs of a shape, of which there must be n.
+func (c *Card) shaped(n, rows, columns int) (list []int, err error) {
+	want, all := []int64{int64(rows), int64(columns)}, ""
+	for i, o := range c.Outputs {
+		all += fmt.Sprint(" ", o.Shape)
+		if slices.Equal(o.Shape, want) {
+			list = append(list, i)
+		}
+	}
+	if len(list) != n {
+		return nil, fmt.Errorf("%d of shape %v, want %d; the shapes are%s", len(list), want, n, all)
+	}
+	return list, nil
+}
+
+func (f *Faces) ResultBytes() int { return wire.PointsHead + f.MaxBoxes*wire.PointedSize(FacePoints) }

@@ -131,6 +131,7 @@ var (
 	yoloCard = familyCard("[64, 96, 3]", "[{name: out, shape: [6, 126]}]", "{name: yolo}", catAndDog)
 	textCard = familyCard("[48, 320, 3]", "[{name: out, shape: [40, 3]}]", "{name: text}", catAndDog)
 	detrCard = familyCard("[64, 96, 3]", "[{name: places, shape: [30, 4]}, {name: logits, shape: [30, 2]}]", "{name: detr, boxes: places, scores: logits}", catAndDog)
+	faceCard = familyCard("[64, 96, 3]", "[{name: b, shape: [252, 4]}, {name: s, shape: [252, 2]}, {name: p, shape: [252, 10]}]", "{name: faces}", "[face]")
 	ssdCard  = familyCard("[64, 96, 3]", "[{name: b, shape: [30, 4]}, {name: s, shape: [30]}, {name: l, shape: [30]}]", "{name: objects, boxes: b, scores: s, labels: l}", catAndDog)
 )
 
@@ -167,6 +168,16 @@ func TestFamily(t *testing.T) {
 		"polygons":          {strings.NewReplacer("[6, 126]", "[1, 64, 96]", "{name: yolo}", "{name: polygons}").Replace(yoloCard), wire.KindPolygons, 100 * 40, func(f Family) bool { return f.(*Polygons).Columns == 96 }},
 		"pose": {familyCard("[64, 96, 3]", "[{name: x, shape: [5, 192]}, {name: y, shape: [5, 128]}]", "{name: pose, x: x, y: y}", "[a]"), wire.KindPoints, 2 + 22 + 60,
 			func(f Family) bool { return f.(*Pose).Points == 5 }},
+		"retinaface": {faceCard, wire.KindPoints, 2 + 100*(22+60), func(f Family) bool {
+			last := f.(*Faces).Levels[2]
+			return f.(*Faces).Style == RetinaFace && last.Boxes == 0 && last.Points == 2 && slices.Equal(last.Scores, []int{1}) && last.First == 240 && last.Rows == 12
+		}},
+		"scrfd": {familyCard("[64, 96, 3]", faceOutputs([]int{192, 48, 12}, 1, 4, 10), "{name: faces}", "[face]"), wire.KindPoints, 2 + 100*(22+60),
+			func(f Family) bool { return f.(*Faces).Style == SCRFD && f.(*Faces).Levels[1].Points == 7 }},
+		"yunet": {familyCard("[64, 96, 3]", faceOutputs([]int{96, 24, 6}, 1, 1, 4, 10), "{name: faces}", "[face]"), wire.KindPoints, 2 + 100*(22+60),
+			func(f Family) bool {
+				return f.(*Faces).Style == YuNet && slices.Equal(f.(*Faces).Levels[2].Scores, []int{2, 5}) && f.(*Faces).Levels[0].Boxes == 6
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := valid(t, schema(t), c.text); err != nil {
@@ -181,6 +192,17 @@ func TestFamily(t *testing.T) {
 			}
 		})
 	}
+}
+
+// faceOutputs returns the outputs of these columns, each for these rows.
+func faceOutputs(rows []int, columns ...int) string {
+	var list []string
+	for i, c := range columns {
+		for j, r := range rows {
+			list = append(list, fmt.Sprintf("{name: o%d_%d, shape: [%d, %d]}", i, j, r, c))
+		}
+	}
+	return "[" + strings.Join(list, ", ") + "]"
 }
 
 // folder returns a folder for the test's cards, with the files that they name.
@@ -439,7 +461,7 @@ var spoiledCards = []spoiled{
 	{"knees that fall", card, "{batch: 4, percent: 30}", "{batch: 1, percent: 30}", `knees[1].batch: is 1 after 1, want a list of {batch, percent}, ascending by batch`, true},
 	{"knees that are no list", card, "knees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]", "knees: 20", `knees: is 20, want a list, each element {batch, percent}`, false},
 	{"negative threads", card, "threads: 2", "threads: -1", `threads: is -1`, false},
-	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want boxes, classes, detr, embedding, map, objects, polygons, pose, raw, text, topk or yolo, did you mean "topk"?`, false},
+	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want boxes, classes, detr, embedding, faces, map, objects, polygons, pose, raw, text, topk or yolo, did you mean "topk"?`, false},
 	{"a decoder without a name", card, "{name: topk, k: 2}", "{k: 2}", `decoder.name: is missing`, false},
 	{"a decoder that is a word", card, "{name: topk, k: 2}", "topk", `decoder: is "topk", want a map`, false},
 	{"more answers than classes", card, "k: 2", "k: 4", `decoder.k: is 4, want an integer from 1 to 3`, true},
@@ -468,6 +490,9 @@ var spoiledCards = []spoiled{
 	{"queries that differ", detrCard, "[30, 2]", "[20, 2]", `logits has shape [20 2], want [30, classes]`, true},
 	{"boxes of three numbers", ssdCard, "[30, 4]", "[30, 3]", `boxes: b has shape [30 3], want [rows, 4]`, true},
 	{"scores that differ", ssdCard, "s, shape: [30]", "s, shape: [20]", `scores: s has shape [20], want [30] as b has shape [30 4]`, true},
+	{"faces of another size", faceCard, "b, shape: [252, 4]", "b, shape: [126, 4]", `decoder: faces of 3 outputs (retinaface): 0 of shape [252 4], want 1; the shapes are [126 4] [252 2] [252 10]`, true},
+	{"faces without points", faceCard, ", {name: p, shape: [252, 10]}", "", `faces reads 3 outputs (retinaface), 9 (scrfd) or 12 (yunet), the card has 2`, true},
+	{"faces of two classes", faceCard, "[face]", "[face, hand]", `the outputs have 1 classes, the labels name 2`, true},
 	{"a map of one number", familyCard("[64, 96, 3]", "[{name: out, shape: [7]}]", "{name: map, cells: u8}", catAndDog), "u8", "f16", `out has shape [7], want [1, rows, columns]`, true},
 	{"a label too few", card, `[circle, square, "3"]`, "[circle, square]", `the outputs have 3 classes, the labels name 2`, true},
 	{"a label that is a number", card, `"3"]`, "3]", `labels[2]: is 3, want a name; quote it`, false},

@@ -82,6 +82,8 @@ func newFamily(keys models.Family, in *models.Input) family {
 		return newDistances(f)
 	case *models.Embedding:
 		return &embedding{f}
+	case *models.Faces:
+		return newFaces(f, in)
 	case *models.Map:
 		return &cellMap{f}
 	case *models.Objects:

@@ -469,6 +469,9 @@ func rawCard() *models.Card {
 
 func TestNotFinite(t *testing.T) {
 	face, detect := faceCard(), detectCard()
+	_, retinaface, _ := readReference(t, "testdata/retinaface.json") // boxes, scores, points
+	_, scrfd, _ := readReference(t, "testdata/scrfd.json")           // scores, boxes, points, each for three strides
+	_, yunet, _ := readReference(t, "testdata/yunet.json")           // two of scores, boxes, points
 	for _, c := range []struct {
 		name   string
 		card   *models.Card
@@ -482,6 +485,13 @@ func TestNotFinite(t *testing.T) {
 		{"box of ssd-anchors", face, 2, 16*7 + 1, func(o [][]byte) { set(o[0], 7, 9) }},
 		{"score of dfl", detect, 2, 169*80 - 1, nil},
 		{"box of dfl", detect, 3, 44*100 + 43, func(o [][]byte) { set(o[0], 80*100, 0.9) }},
+		{"score of retinaface", retinaface, 1, 2*251 + 1, nil},
+		{"box of retinaface", retinaface, 0, 4*251 + 2, func(o [][]byte) { set(o[1], 2*251+1, 0.9) }},
+		{"point of retinaface", retinaface, 2, 10*251 + 9, func(o [][]byte) { set(o[1], 2*251+1, 0.9) }},
+		{"score of scrfd", scrfd, 2, 11, nil},
+		{"box of scrfd", scrfd, 3, 4 * 191, func(o [][]byte) { set(o[0], 191, 0.9); set(o[3], 4*191+2, 5); set(o[3], 4*191+3, 5) }},
+		{"score of yunet", yunet, 0, 95, nil},
+		{"box of yunet", yunet, 8, 4*5 + 3, func(o [][]byte) { set(o[2], 5, 0.9); set(o[5], 5, 0.9) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDecoder(t, c.card)
@@ -525,6 +535,19 @@ func TestInfiniteCorners(t *testing.T) {
 	d := newDecoder(t, card)
 	if got, _, err := d.Append(nil, outputs); !errors.Is(err, errNotANumber) || got != nil {
 		t.Errorf("Append = %x, %v, want ErrNotANumber", got, err)
+	}
+}
+
+// The logarithm of a size is finite, but the size is not.
+func TestInfiniteFaces(t *testing.T) {
+	for name, outputs := range map[string][2]int{"retinaface": {0, 3}, "yunet": {6, 3}} {
+		_, card, values := readReference(t, "testdata/"+name+".json")
+		for i := range len(values[outputs[0]]) / 16 {
+			set(values[outputs[0]], 4*i+outputs[1], math.MaxFloat32)
+		}
+		if got, _, err := newDecoder(t, card).Append(nil, values); !errors.Is(err, errNotANumber) || got != nil {
+			t.Errorf("%s: Append = %x, %v, want %v", name, got, err, errNotANumber)
+		}
 	}
 }
 

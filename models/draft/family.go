@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/penstock/penstock/models"
 )
 
 // family is a decoder with its keys.
@@ -32,6 +34,8 @@ func (w *writer) family() family {
 		f.name, f.why = "classes", "the values of each image are at least 0, and their sum is 1"
 	case w.picture && len(out) == 1 && w.isYOLO(out[0].Shape):
 		f.name, f.why = "yolo", "the output has a row per cell of strides 8, 16 and 32"
+	case w.picture && w.isFaces():
+		f.name, f.why = "faces", fmt.Sprintf("the %d outputs have boxes, points and scores per cell of strides 8, 16 and 32", len(out))
 	case w.picture && len(out) == 2 && pair(out) != nil:
 		f.name, f.why = "detr", "the outputs have boxes and scores of the same number of rows"
 	}
@@ -51,11 +55,22 @@ func (w *writer) isYOLO(shape []int64) bool {
 	if len(shape) != 2 {
 		return false
 	}
-	size, cells := w.size(), int64(0)
-	for _, stride := range []int64{8, 16, 32} {
-		cells += ((size[0] + stride - 1) / stride) * ((size[1] + stride - 1) / stride)
-	}
+	cells := int64(w.pictureSize().Cells(models.YOLOStrides[0]))
 	return shape[1] == cells && shape[0] > 4 || shape[0] == 3*cells && shape[1] > 5
+}
+
+func (w *writer) pictureSize() *models.Input {
+	size := w.size()
+	return &models.Input{Height: int(size[0]), Width: int(size[1])}
+}
+
+func (w *writer) isFaces() bool {
+	card := models.Card{Input: *w.pictureSize(), Decoder: models.Decoder{Name: "faces"}}
+	for _, o := range w.observed.Outputs {
+		card.Outputs = append(card.Outputs, models.Tensor{Name: o.Name, Shape: o.Shape})
+	}
+	_, err := card.Family()
+	return err == nil
 }
 
 // pair returns the outputs of boxes and scores, or nil.

@@ -3,8 +3,8 @@ decode compare with them. Each file has a card, the outputs for one picture, and
 
     reference.py DIR [NAME...]
 
-Needs Debian's python3-torch and python3-torchvision, the packages of requirements.txt, and the source of yolox 0.3.0 in
-the folder YOLOX_SOURCE. Uses no network.
+Needs Debian's python3-torch, python3-torchvision and python3-onnx, the packages of requirements.txt, and the sources of
+yolox 0.3.0 and insightface 2.1 in the folders YOLOX_SOURCE and INSIGHTFACE_SOURCE. Uses no network.
 """
 
 import base64
@@ -245,13 +245,17 @@ def rtdetr():
     return case({"name": "detr", "score_threshold": conf}, {"output0": out[0]}, {"boxes": boxes(result.boxes.data.numpy())})
 
 
+def packages(folder, *names):
+    """Packages whose own __init__.py is not run: it would need more than the module of interest."""
+    for name in names:
+        module = types.ModuleType(name)
+        module.__path__ = [os.path.join(folder, *name.split(".")[1:])]
+        sys.modules[name] = module
+
+
 def rfdetr():
-    package = types.ModuleType("rfdetr")  # the package itself needs a newer PyTorch
-    package.__path__ = importlib.util.find_spec("rfdetr").submodule_search_locations
-    sys.modules["rfdetr"] = package
-    models = types.ModuleType("rfdetr.models")
-    models.__path__ = [os.path.join(package.__path__[0], "models")]
-    sys.modules["rfdetr.models"] = models
+    folder = importlib.util.find_spec("rfdetr").submodule_search_locations[0]
+    packages(folder, "rfdetr", "rfdetr.models")  # the package itself needs a newer PyTorch
     from rfdetr.models.postprocess import PostProcess
 
     torch.manual_seed(2)
@@ -346,10 +350,101 @@ def simcc():
     return case({"name": "pose", "x": "simcc_x", "y": "simcc_y"}, {"simcc_x": x[0], "simcc_y": y[0]}, {"points": points.tolist()})
 
 
+CELLS = {stride: HEIGHT * WIDTH // stride**2 for stride in (8, 16, 32)}
+
+
+def faces(rows, points, outputs, conf, overlap=0.4):
+    """A case of rows of x0, y0, x1, y1, score, and points, all in pixels of the picture."""
+    want = boxes(np.concatenate([rows, np.zeros((len(rows), 1))], 1))
+    inside = np.all(np.clip(rows[:, :2] / SCALE[:2], 0, 1) < np.clip(rows[:, 2:4] / SCALE[:2], 0, 1), 1)
+    for w, p in zip(want, points[inside]):
+        w["points"] = np.concatenate([p / [WIDTH, HEIGHT], np.ones((5, 1))], 1).tolist()
+    decoder = {"name": "faces", "score_threshold": conf, "iou_threshold": overlap, "max_boxes": 300}
+    return case(decoder, outputs, {"boxes": want})
+
+
+def retinaface():
+    from retinaface.data.config import cfg_mnet
+    from retinaface.inference_framework import RetinaFaceDetector
+
+    rng = np.random.default_rng(4)
+    rows = 2 * sum(CELLS.values())
+    places, points = rng.normal(0, 1, (1, rows, 4)).astype(np.float32), rng.normal(0, 2, (1, rows, 10)).astype(np.float32)
+    scores = torch.softmax(torch.tensor(rng.normal(0, 2, (1, rows, 2)).astype(np.float32)), -1)
+    conf = threshold(scores[..., 1], 60)
+    detector = RetinaFaceDetector.__new__(RetinaFaceDetector)  # the constructor loads weights
+    detector.device, detector.features, detector.scale = torch.device("cpu"), ["bbox", "landmarks"], {}
+    # A photo that is 20 times as large: the suppression counts pixels, and the answer does not depend on them.
+    detector.cfg = dict(cfg_mnet, postreat={"resize": 0.05, "score_thr": conf, "top_k": 5000, "nms_thr": 0.4, "keep_top_k": 300})
+    detector.set_input_shape(HEIGHT, WIDTH)
+    got = detector._postreatment(torch.tensor(places), scores, torch.tensor(points))
+    return faces(got["bbox"] * [0.05, 0.05, 0.05, 0.05, 1], got["landmarks"] * 0.05, {"boxes": places[0], "scores": scores[0], "points": points[0]}, conf)
+
+
+def scrfd():
+    source = os.path.join(os.environ["INSIGHTFACE_SOURCE"], "insightface")
+    packages(source, "insightface", "insightface.model_zoo")
+    from insightface.model_zoo.scrfd import SCRFD
+
+    rng = np.random.default_rng(7)
+    draw = {
+        "scores": lambda n: 1 / (1 + np.exp(-rng.normal(0, 2, (n, 1)))), "boxes": lambda n: rng.exponential(1.5, (n, 4)), "points": lambda n: rng.normal(0, 1, (n, 10)),
+    }
+    outputs = {f"{name}_{stride}": make(2 * n).astype(np.float32) for name, make in draw.items() for stride, n in CELLS.items()}
+    described = [types.SimpleNamespace(name=name, shape=t.shape) for name, t in outputs.items()]
+    session = types.SimpleNamespace(
+        get_inputs=lambda: [types.SimpleNamespace(name="input", shape=[1, 3, HEIGHT, WIDTH])], get_outputs=lambda: described,
+        run=lambda names, feeds: [outputs[n] for n in names],
+    )
+    conf = threshold(np.concatenate([outputs[f"scores_{stride}"] for stride in CELLS]), 60)
+    photo = np.zeros((20 * HEIGHT, 20 * WIDTH, 3), np.uint8)
+    rows, points = SCRFD(session=session).detect(photo, det_thresh=conf)
+    return faces(rows / [20, 20, 20, 20, 1], points / 20, outputs, conf)
+
+
+class YuNet(torch.nn.Module):
+    """The outputs of YuNet, of one convolution each. Weights of seed 4 make no boxes that overlap by nearly 0.4: cv2 rounds
+    boxes to pixels before it compares them."""
+
+    columns = {"cls": 1, "obj": 1, "bbox": 4, "kps": 10}
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        heads = {f"{name}_{stride}": torch.nn.Conv2d(3, columns, stride, stride) for name, columns in self.columns.items() for stride in CELLS}
+        self.heads = torch.nn.ModuleDict(heads)
+
+    def forward(self, x):
+        out = []
+        for name, head in self.heads.items():
+            values = head(x / 64 - 2).permute(0, 2, 3, 1).reshape(1, -1, self.columns[name.split("_")[0]])
+            out.append(torch.sigmoid(2 * values) if name[0] in "co" else values)
+        return tuple(out)
+
+
+def yunet():
+    import tempfile
+
+    import cv2
+
+    model = YuNet().eval()
+    photo = np.random.default_rng(2).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    names = list(model.heads)
+    with torch.no_grad():
+        outputs = {n: t[0] for n, t in zip(names, model(torch.tensor(photo.transpose(2, 0, 1)[None].astype(np.float32))))}
+    scores = [torch.sqrt(outputs[f"cls_{stride}"] * outputs[f"obj_{stride}"]) for stride in CELLS]
+    conf = threshold(torch.cat(scores), 60)
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as f:
+        torch.onnx.export(model, torch.zeros(1, 3, HEIGHT, WIDTH), f.name, input_names=["input"], output_names=names, opset_version=11)
+        rows = cv2.FaceDetectorYN.create(f.name, "", (WIDTH, HEIGHT), conf, 0.4, 5000).detect(photo)[1].astype(np.float64)
+    rows[:, 2:4] += rows[:, :2]
+    return faces(rows[:, [0, 1, 2, 3, 14]], rows[:, 4:14].reshape(-1, 5, 2), outputs, conf)
+
+
 def main(folder, names):
     everything = [
         yolov5, yolov8, yolo11, yolov10, yolox, yolov8_pose, yolo26_pose, yolov8_segment, yolo11_rotated, yolo26_rotated, rtdetr, rfdetr,
-        torchvision_ssd, classes_softmax, classes_sigmoid, embedding, text, polygons, segmentation, simcc,
+        torchvision_ssd, classes_softmax, classes_sigmoid, embedding, text, polygons, segmentation, simcc, retinaface, scrfd, yunet,
     ]
     for make in everything:
         if names and make.__name__ not in names:
