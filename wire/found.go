@@ -1,10 +1,6 @@
 package wire
 
-import (
-	"encoding/binary"
-	"math"
-	"unicode/utf8"
-)
+import "encoding/binary"
 
 // Point is a point of a box: fractions of the picture's width and height, and how sure the model
 // is of it. A point may lie outside of the picture. 12 bytes: f32 x, y, score.
@@ -28,23 +24,6 @@ func AppendPoints(dst []byte, boxes []Box, points []Point, perBox int) []byte {
 		}
 	}
 	return dst
-}
-
-// DecodePoints returns the boxes of a payload of KindPoints, and the same number of points for
-// each.
-func DecodePoints(payload []byte) (boxes []Box, points []Point, perBox int, err error) {
-	if err := Check(KindPoints, payload); err != nil {
-		return nil, nil, 0, err
-	}
-	perBox = int(binary.LittleEndian.Uint16(payload))
-	for payload = payload[PointsHead:]; len(payload) > 0; payload = payload[PointedSize(perBox):] {
-		boxes, _ = DecodeBoxes(boxes, payload[:BoxSize])
-		for i := range perBox {
-			p := payload[PointedSize(i):]
-			points = append(points, Point{float(p), float(p[4:]), float(p[8:])})
-		}
-	}
-	return boxes, points, perBox, nil
 }
 
 // MasksHead is the size of the head of a payload of KindMasks: u16 rows, columns of the grid that
@@ -84,29 +63,6 @@ func AppendMasked(dst []byte, b Box, m Mask) []byte {
 	return dst
 }
 
-// DecodeMasks returns the boxes of a payload of KindMasks, the mask of each, and the size of the
-// grid. The bits alias the payload.
-func DecodeMasks(payload []byte) (boxes []Box, masks []Mask, rows, columns int, err error) {
-	if err := Check(KindMasks, payload); err != nil {
-		return nil, nil, 0, 0, err
-	}
-	rows, columns = int(binary.LittleEndian.Uint16(payload)), int(binary.LittleEndian.Uint16(payload[2:]))
-	for payload = payload[MasksHead:]; len(payload) > 0; {
-		boxes, _ = DecodeBoxes(boxes, payload[:BoxSize])
-		m := maskOf(payload)
-		size := MaskedSize(int(m.Columns) * int(m.Rows))
-		m.Bits = payload[BoxSize+maskHead : size]
-		masks, payload = append(masks, m), payload[size:]
-	}
-	return boxes, masks, rows, columns, nil
-}
-
-// maskOf reads the head of the mask of the box at the start of b.
-func maskOf(b []byte) Mask {
-	at := func(i int) uint16 { return binary.LittleEndian.Uint16(b[BoxSize+2*i:]) }
-	return Mask{X: at(0), Y: at(1), Columns: at(2), Rows: at(3)}
-}
-
 // Polygon is an outline, in order around what was found. A rotated box has four corners. The scores
 // of Points are not on the wire.
 type Polygon struct {
@@ -129,22 +85,6 @@ func AppendPolygon(dst []byte, class uint16, score float32, corners []Point) []b
 		dst = appendFloat(appendFloat(dst, p.X), p.Y)
 	}
 	return dst
-}
-
-// DecodePolygons returns the polygons of a payload of KindPolygons.
-func DecodePolygons(payload []byte) (polygons []Polygon, err error) {
-	if err := Check(KindPolygons, payload); err != nil {
-		return nil, err
-	}
-	for len(payload) > 0 {
-		p := Polygon{Class: binary.LittleEndian.Uint16(payload), Score: float(payload[2:])}
-		size := PolygonSize(int(binary.LittleEndian.Uint16(payload[6:])))
-		for b := payload[polygonHead:size]; len(b) > 0; b = b[8:] {
-			p.Points = append(p.Points, Point{X: float(b), Y: float(b[4:])})
-		}
-		polygons, payload = append(polygons, p), payload[size:]
-	}
-	return polygons, nil
 }
 
 // MapElement is what each cell of a map has.
@@ -186,107 +126,7 @@ type Map struct {
 	Values  []float32
 }
 
-// DecodeMap returns the map of a payload of KindMap.
-func DecodeMap(payload []byte) (m Map, err error) {
-	if err := Check(KindMap, payload); err != nil {
-		return m, err
-	}
-	m = Map{Element: MapElement(payload[0]), Rows: int(binary.LittleEndian.Uint16(payload[2:])), Columns: int(binary.LittleEndian.Uint16(payload[4:]))}
-	switch cells := payload[MapHead:]; m.Element {
-	case MapClasses:
-		for ; len(cells) > 0; cells = cells[RunSize:] {
-			for range binary.LittleEndian.Uint32(cells[2:]) {
-				m.Classes = append(m.Classes, binary.LittleEndian.Uint16(cells))
-			}
-		}
-	case MapU8:
-		for _, v := range cells {
-			m.Values = append(m.Values, float32(v)/math.MaxUint8)
-		}
-	case MapF16:
-		for ; len(cells) > 0; cells = cells[2:] {
-			m.Values = append(m.Values, HalfToFloat(binary.LittleEndian.Uint16(cells)))
-		}
-	}
-	return m, nil
-}
-
 // AppendText appends a payload of KindText: f32 score · UTF-8.
 func AppendText(dst []byte, score float32, text []byte) []byte {
 	return append(appendFloat(dst, score), text...)
-}
-
-// DecodeText returns the text of a payload of KindText and how sure the model is of it.
-func DecodeText(payload []byte) (text string, score float32, err error) {
-	if err := Check(KindText, payload); err != nil {
-		return "", 0, err
-	}
-	return string(payload[4:]), float(payload), nil
-}
-
-// Check returns ErrPayload unless the payload has the form of its kind. It allocates nothing.
-func Check(kind Kind, payload []byte) error {
-	ok := false
-	switch kind {
-	case KindTopK:
-		ok = len(payload)%ClassSize == 0
-	case KindBoxes:
-		ok = len(payload)%BoxSize == 0
-	case KindRaw, KindEmbedding:
-		ok = len(payload)%4 == 0
-	case KindPoints:
-		ok = len(payload) >= PointsHead && (len(payload)-PointsHead)%PointedSize(int(binary.LittleEndian.Uint16(payload))) == 0
-	case KindMasks:
-		ok = checkMasks(payload)
-	case KindPolygons:
-		for len(payload) >= polygonHead && len(payload) >= PolygonSize(int(binary.LittleEndian.Uint16(payload[6:]))) {
-			payload = payload[PolygonSize(int(binary.LittleEndian.Uint16(payload[6:]))):]
-		}
-		ok = len(payload) == 0
-	case KindMap:
-		ok = checkMap(payload)
-	case KindText:
-		ok = len(payload) >= 4 && utf8.Valid(payload[4:])
-	}
-	if !ok {
-		return ErrPayload
-	}
-	return nil
-}
-
-// checkMasks reports whether each box of a payload has all of its mask, within the grid.
-func checkMasks(payload []byte) bool {
-	if len(payload) < MasksHead {
-		return false
-	}
-	rows, columns := int(binary.LittleEndian.Uint16(payload)), int(binary.LittleEndian.Uint16(payload[2:]))
-	for payload = payload[MasksHead:]; len(payload) >= BoxSize+maskHead; {
-		m := maskOf(payload)
-		size := MaskedSize(int(m.Columns) * int(m.Rows))
-		if int(m.X)+int(m.Columns) > columns || int(m.Y)+int(m.Rows) > rows || size > len(payload) {
-			return false
-		}
-		payload = payload[size:]
-	}
-	return len(payload) == 0
-}
-
-// checkMap reports whether a payload has exactly the cells that its head says.
-func checkMap(payload []byte) bool {
-	if len(payload) < MapHead {
-		return false
-	}
-	left := int(binary.LittleEndian.Uint16(payload[2:])) * int(binary.LittleEndian.Uint16(payload[4:]))
-	switch cells := payload[MapHead:]; MapElement(payload[0]) {
-	case MapU8:
-		return len(cells) == left
-	case MapF16:
-		return len(cells) == 2*left
-	case MapClasses:
-		for ; len(cells) >= RunSize && left > 0; cells = cells[RunSize:] {
-			left -= int(binary.LittleEndian.Uint32(cells[2:]))
-		}
-		return len(cells) == 0 && left == 0
-	}
-	return false
 }

@@ -9,13 +9,18 @@ import (
 
 var exampleBox = Box{Class: 3, Score: 0.5, X0: 0.25, Y0: 0, X1: 1, Y1: 0.75}
 
+func checkContent(t *testing.T, kind Kind, payload []byte, want Content) {
+	t.Helper()
+	var got Content
+	if err := got.Decode(kind, payload); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v: got %+v, %v, want %+v", kind, got, err, want)
+	}
+}
+
 func TestPoints(t *testing.T) {
 	boxes, points := []Box{exampleBox, exampleBoxes[0]}, []Point{{0.5, 0.25, 1}, {-1, 2, 0}, {}, {0.125, 1, 0.5}}
 	payload := AppendPoints(nil, boxes, points, 2)
-	gotBoxes, gotPoints, n, err := DecodePoints(payload)
-	if err != nil || n != 2 || !reflect.DeepEqual(gotBoxes, boxes) || !reflect.DeepEqual(gotPoints, points) {
-		t.Errorf("got %v %v %d, %v", gotBoxes, gotPoints, n, err)
-	}
+	checkContent(t, KindPoints, payload, Content{Boxes: boxes, Points: points, PerBox: 2})
 	if want := PointsHead + 2*PointedSize(2); len(payload) != want {
 		t.Errorf("%d bytes, want %d", len(payload), want)
 	}
@@ -24,11 +29,8 @@ func TestPoints(t *testing.T) {
 func TestMasks(t *testing.T) {
 	mask := Mask{X: 1, Y: 2, Columns: 3, Rows: 3, Bits: []byte{0b10000001, 1}}
 	payload := AppendMasked(AppendMasked(AppendMasksHead(nil, 5, 6), exampleBox, mask), exampleBox, Mask{Rows: 5, Columns: 2})
-	boxes, masks, rows, columns, err := DecodeMasks(payload)
 	want := []Mask{mask, {Rows: 5, Columns: 2, Bits: []byte{0, 0}}}
-	if err != nil || rows != 5 || columns != 6 || !reflect.DeepEqual(boxes, []Box{exampleBox, exampleBox}) || !reflect.DeepEqual(masks, want) {
-		t.Errorf("got %v %v of %d x %d, %v", boxes, masks, rows, columns, err)
-	}
+	checkContent(t, KindMasks, payload, Content{Boxes: []Box{exampleBox, exampleBox}, Masks: want, Rows: 5, Columns: 6})
 	if want := MasksHead + MaskedSize(9) + MaskedSize(10); len(payload) != want {
 		t.Errorf("%d bytes, want %d", len(payload), want)
 	}
@@ -37,16 +39,14 @@ func TestMasks(t *testing.T) {
 func TestPolygons(t *testing.T) {
 	want := []Polygon{{Class: 7, Score: 0.75, Points: []Point{{X: 0.5, Y: 0.25}, {X: -1}, {Y: 2}}}, {Score: 1, Points: []Point{{X: 1, Y: 1}}}}
 	payload := AppendPolygon(AppendPolygon(nil, 7, 0.75, want[0].Points), 0, 1, want[1].Points)
-	if got, err := DecodePolygons(payload); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, %v", got, err)
-	}
+	checkContent(t, KindPolygons, payload, Content{Polygons: want})
 	if want := PolygonSize(3) + PolygonSize(1); len(payload) != want {
 		t.Errorf("%d bytes, want %d", len(payload), want)
 	}
 }
 
 func TestMap(t *testing.T) {
-	for name, c := range map[string]struct {
+	for _, c := range map[string]struct {
 		cells []byte
 		want  Map
 	}{
@@ -55,17 +55,12 @@ func TestMap(t *testing.T) {
 		"f16":     {[]byte{0, 0x3c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xc0}, Map{Element: MapF16, Values: []float32{1, 0, 0, 0, 0, -2}}},
 	} {
 		c.want.Rows, c.want.Columns = 2, 3
-		got, err := DecodeMap(append(AppendMapHead(nil, c.want.Element, 2, 3), c.cells...))
-		if err != nil || !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: got %+v, %v", name, got, err)
-		}
+		checkContent(t, KindMap, append(AppendMapHead(nil, c.want.Element, 2, 3), c.cells...), Content{Map: c.want})
 	}
 }
 
 func TestText(t *testing.T) {
-	if text, score, err := DecodeText(AppendText(nil, 0.5, []byte("Größe"))); err != nil || text != "Größe" || score != 0.5 {
-		t.Errorf("got %q %v, %v", text, score, err)
-	}
+	checkContent(t, KindText, AppendText(nil, 0.5, []byte("Größe")), Content{Text: "Größe", TextScore: 0.5})
 }
 
 func TestCheckPayload(t *testing.T) {
@@ -103,50 +98,35 @@ func FuzzFound(f *testing.F) {
 	f.Add(byte(KindMap), AppendRun(AppendMapHead(nil, MapClasses, 2, 2), 1, 4))
 	f.Add(byte(KindText), AppendText(nil, 1, []byte("ABC")))
 	f.Fuzz(func(t *testing.T, kind byte, payload []byte) {
+		if Kind(kind) == KindMap && (len(payload) < MapHead || payload[2] != 0 || payload[3] > 1) { // bound the memory
+			return
+		}
 		accepted := Check(Kind(kind), payload) == nil
-		var again []byte
-		var err error
+		var c Content
+		err := c.Decode(Kind(kind), payload)
+		again := payload
 		switch Kind(kind) {
+		case KindNone:
+			accepted = len(payload) == 0
 		case KindPoints:
-			var boxes []Box
-			var points []Point
-			var n int
-			if boxes, points, n, err = DecodePoints(payload); err == nil {
-				again = AppendPoints(nil, boxes, points, n)
-			}
+			again = AppendPoints(nil, c.Boxes, c.Points, c.PerBox)
 		case KindMasks:
-			var boxes []Box
-			var masks []Mask
-			var rows, columns int
-			boxes, masks, rows, columns, err = DecodeMasks(payload)
-			again = AppendMasksHead(nil, rows, columns)
-			for i := range boxes {
-				again = AppendMasked(again, boxes[i], masks[i])
+			again = AppendMasksHead(nil, c.Rows, c.Columns)
+			for i := range c.Boxes {
+				again = AppendMasked(again, c.Boxes[i], c.Masks[i])
 			}
 		case KindPolygons:
-			var polygons []Polygon
-			polygons, err = DecodePolygons(payload)
-			for _, p := range polygons {
+			again = nil
+			for _, p := range c.Polygons {
 				again = AppendPolygon(again, p.Class, p.Score, p.Points)
 			}
 		case KindText:
-			var text string
-			var score float32
-			text, score, err = DecodeText(payload)
-			again = AppendText(nil, score, []byte(text))
-		case KindMap:
-			if len(payload) < MapHead || payload[2] != 0 || payload[3] > 1 { // bound the memory
-				return
-			}
-			_, err = DecodeMap(payload)
-			again = payload
-		default:
-			return
+			again = AppendText(nil, c.TextScore, []byte(c.Text))
 		}
 		if accepted != (err == nil) {
 			t.Fatalf("Check accepts: %v; decoder: %v", accepted, err)
 		}
-		if accepted && !bytes.Equal(again, payload) {
+		if err == nil && !bytes.Equal(again, payload) {
 			t.Fatalf("% x is written back as % x", payload, again)
 		}
 	})

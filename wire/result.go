@@ -42,18 +42,18 @@ func (s Status) String() string {
 // Kind is the kind of a result's payload.
 type Kind uint8
 
-// The payload kinds.
+// The payload kinds. Content.Decode reads them all.
 const (
 	KindNone      Kind = 0 // no payload
-	KindTopK      Kind = 1 // DecodeTopK
-	KindBoxes     Kind = 2 // DecodeBoxes
-	KindRaw       Kind = 3 // DecodeRaw: the model's outputs in the card's order
-	KindPoints    Kind = 4 // DecodePoints: boxes with points
-	KindMasks     Kind = 5 // DecodeMasks: boxes with masks
-	KindPolygons  Kind = 6 // DecodePolygons: outlines, such as rotated boxes
-	KindEmbedding Kind = 7 // DecodeRaw: a vector of length 1
-	KindMap       Kind = 8 // DecodeMap: a value per cell of a grid
-	KindText      Kind = 9 // DecodeText
+	KindTopK      Kind = 1 // the likeliest classes
+	KindBoxes     Kind = 2 // boxes
+	KindRaw       Kind = 3 // the model's outputs in the card's order
+	KindPoints    Kind = 4 // boxes with points
+	KindMasks     Kind = 5 // boxes with masks
+	KindPolygons  Kind = 6 // outlines, such as rotated boxes
+	KindEmbedding Kind = 7 // a vector of length 1
+	KindMap       Kind = 8 // a value per cell of a grid
+	KindText      Kind = 9 // a line of text
 	// NumKinds is the number of kinds.
 	NumKinds = 10
 )

@@ -107,65 +107,49 @@ func compareReferences(t *testing.T, dir string) {
 func (c *referenceCase) compare(t *testing.T, kind wire.Kind, payload []byte) {
 	t.Helper()
 	w := &c.Want
-	var boxes []wire.Box
-	var err error
+	var got wire.Content
+	must.OK(t, got.Decode(kind, payload))
 	switch kind {
 	case wire.KindTopK:
-		classes, err := wire.DecodeTopK(nil, payload)
-		must.OK(t, err)
-		equal(t, "classes", len(classes), len(w.Classes))
-		for i, got := range classes {
+		equal(t, "classes", len(got.Classes), len(w.Classes))
+		for i, got := range got.Classes {
 			if int(w.Classes[i][0]) != int(got.Class) || !about(got.P, w.Classes[i][1]) {
 				t.Errorf("class %d is %v, want %v", i, got, w.Classes[i])
 			}
 		}
 	case wire.KindEmbedding:
-		values, err := wire.DecodeRaw(nil, payload)
-		must.OK(t, err)
-		equal(t, "values", len(values), len(w.Values))
-		for i, v := range values {
+		equal(t, "values", len(got.Values), len(w.Values))
+		for i, v := range got.Values {
 			if !about(v, w.Values[i]) {
 				t.Errorf("value %d is %v, want %v", i, v, w.Values[i])
 			}
 		}
 	case wire.KindText:
-		text, score, err := wire.DecodeText(payload)
-		must.OK(t, err)
-		if w.Text == nil || text != *w.Text || !about(score, w.Score) {
-			t.Errorf("read %q with %v, want %q with %v", text, score, *w.Text, w.Score)
+		if w.Text == nil || got.Text != *w.Text || !about(got.TextScore, w.Score) {
+			t.Errorf("read %q with %v, want %q with %v", got.Text, got.TextScore, *w.Text, w.Score)
 		}
 	case wire.KindMap:
-		m, err := wire.DecodeMap(payload)
-		must.OK(t, err)
-		equal(t, "cells", len(m.Classes), len(w.Cells))
-		for i, class := range m.Classes {
+		equal(t, "cells", len(got.Map.Classes), len(w.Cells))
+		for i, class := range got.Map.Classes {
 			if int(class) != int(w.Cells[i]) {
 				t.Fatalf("cell %d is %d, want %v", i, class, w.Cells[i])
 			}
 		}
 	case wire.KindPolygons:
-		polygons, err := wire.DecodePolygons(payload)
-		must.OK(t, err)
-		c.comparePolygons(t, polygons)
+		c.comparePolygons(t, got.Polygons)
 	case wire.KindBoxes:
-		boxes, err = wire.DecodeBoxes(nil, payload)
-		must.OK(t, err)
-		c.compareBoxes(t, boxes)
+		c.compareBoxes(t, got.Boxes)
 	case wire.KindPoints:
-		boxes, points, n, err := wire.DecodePoints(payload)
-		must.OK(t, err)
 		if w.Points != nil { // of the whole picture
-			comparePoints(t, points, w.Points)
+			comparePoints(t, got.Points, w.Points)
 			return
 		}
-		for i, at := range c.compareBoxes(t, boxes) {
-			comparePoints(t, points[i*n:][:n], w.Boxes[at].Points)
+		for i, at := range c.compareBoxes(t, got.Boxes) {
+			comparePoints(t, got.Points[i*got.PerBox:][:got.PerBox], w.Boxes[at].Points)
 		}
 	case wire.KindMasks:
-		boxes, masks, rows, columns, err := wire.DecodeMasks(payload)
-		must.OK(t, err)
-		for i, at := range c.compareBoxes(t, boxes) {
-			compareMask(t, &masks[i], rows, columns, w.Boxes[at].Mask)
+		for i, at := range c.compareBoxes(t, got.Boxes) {
+			compareMask(t, &got.Masks[i], got.Rows, got.Columns, w.Boxes[at].Mask)
 		}
 	default:
 		t.Fatalf("kind %v", kind)
@@ -321,33 +305,19 @@ func FuzzFamilies(f *testing.F) {
 
 // numbers returns the numbers of an answer.
 func numbers(t *testing.T, kind wire.Kind, payload []byte) (all []float32) {
-	var boxes []wire.Box
-	var points []wire.Point
-	var err error
-	switch kind {
-	case wire.KindBoxes:
-		boxes, err = wire.DecodeBoxes(nil, payload)
-	case wire.KindPoints:
-		boxes, points, _, err = wire.DecodePoints(payload)
-	case wire.KindMasks:
-		boxes, _, _, _, err = wire.DecodeMasks(payload)
-	case wire.KindEmbedding:
-		all, err = wire.DecodeRaw(nil, payload)
-	case wire.KindPolygons:
-		var polygons []wire.Polygon
-		polygons, err = wire.DecodePolygons(payload)
-		for _, p := range polygons {
-			all, points = append(all, p.Score), append(points, p.Points...)
-		}
-	case wire.KindTopK:
-		var classes []wire.Class
-		classes, err = wire.DecodeTopK(nil, payload)
-		for _, c := range classes {
-			all = append(all, c.P)
-		}
+	var c wire.Content
+	must.OK(t, c.Decode(kind, payload))
+	if kind == wire.KindEmbedding { // the numbers of raw outputs and maps are the model's own
+		all = c.Values
 	}
-	must.OK(t, err)
-	for _, b := range boxes {
+	points := c.Points
+	for _, p := range c.Polygons {
+		all, points = append(all, p.Score), append(points, p.Points...)
+	}
+	for _, c := range c.Classes {
+		all = append(all, c.P)
+	}
+	for _, b := range c.Boxes {
 		all = append(all, b.Score, b.X0, b.Y0, b.X1, b.Y1)
 	}
 	for _, p := range points {
