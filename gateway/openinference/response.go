@@ -346,41 +346,23 @@ func Describe(name string, card *models.Card) Metadata {
 		Name: name, Versions: []string{fmt.Sprint(card.Version)}, Platform: "penstock_" + platform(card),
 		Inputs: []TensorMetadata{{InputName(&card.Input), datatypes[card.Input.WireType], append([]int64{-1}, pictureShape(&card.Input)...)}},
 	}
-	add := func(name, datatype string, shape ...int64) {
-		m.Outputs = append(m.Outputs, TensorMetadata{name, datatype, append([]int64{-1}, shape...)})
+	// The outputs of an answer in which nothing was found: a size of 0 varies.
+	empty := Answer{Kind: card.Kind()}
+	if empty.Kind == wire.KindRaw {
+		empty.Values = make([]float32, card.ResultBytes()/4)
 	}
-	kind := card.Kind()
-	switch kind {
-	case wire.KindRaw:
-		for _, o := range card.Outputs {
-			add(o.Name, "FP32", o.Shape...)
+	if card.Decoder.Params["cells"] != "classes" {
+		empty.Map.Element = wire.MapF16
+	}
+	outputs, _ := Outputs(card, []Answer{empty}) // it has all values of the card's outputs
+	for _, t := range outputs {
+		t.Shape[0] = -1
+		for i, n := range t.Shape {
+			if n == 0 {
+				t.Shape[i] = -1
+			}
 		}
-		return m
-	case wire.KindEmbedding:
-		add("embedding", "FP32", -1)
-		return m
-	case wire.KindMap:
-		add("map", map[bool]string{true: "INT32", false: "FP32"}[card.Decoder.Params["cells"] == "classes"], -1, -1)
-		return m
-	case wire.KindText:
-		add("text", "BYTES")
-		add("scores", "FP32")
-		return m
-	case wire.KindBoxes, wire.KindPoints, wire.KindMasks:
-		add("boxes", "FP32", -1, 4)
-	case wire.KindPolygons:
-		add("corners", "FP32", -1, -1, 2)
-	}
-	add("scores", "FP32", -1)
-	add("classes", "INT32", -1)
-	switch kind {
-	case wire.KindPoints:
-		add("points", "FP32", -1, -1, 3)
-	case wire.KindMasks:
-		add("masks", "UINT8", -1, -1, -1)
-	}
-	if len(card.Labels) > 0 {
-		add("labels", "BYTES", -1)
+		m.Outputs = append(m.Outputs, TensorMetadata{t.Name, t.datatype(), t.Shape})
 	}
 	return m
 }
