@@ -14,6 +14,15 @@ func Bytes(p Pointer, n int) []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&address)), n)
 }
 
+// textAt returns the string of C at an address, "" for 0.
+func textAt(p Pointer) string {
+	n := 0
+	for p != 0 && Bytes(p, n+1)[n] != 0 {
+		n++
+	}
+	return string(Bytes(p, n))
+}
+
 // At returns the address of a slice's first byte, 0 for a slice without memory. The
 // memory must not be in Go's heap: it comes from Bytes or AllocateHost, or is in a
 // mapping.

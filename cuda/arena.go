@@ -10,7 +10,7 @@ import (
 // one takes less than a millisecond. Unlike Free, Close does not wait for work on the
 // device.
 type Arena struct {
-	device  int32
+	device  uint64
 	address Pointer
 	bytes   int
 	memory  uint64
@@ -29,8 +29,8 @@ func (c *Context) NewArena(bytes int) (*Arena, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make an arena of %d bytes: %w", bytes, err)
 	}
-	memory, code := memoryCreate(c.device.handle, uint64(whole))
-	if err := check("cuMemCreate", code); err != nil {
+	memory, err := createMemory(c.device.handle, whole)
+	if err != nil {
 		return nil, fmt.Errorf("make an arena of %d bytes: %w", whole, err)
 	}
 	a, err := c.place(memory, whole, true)
@@ -48,8 +48,8 @@ func (c *Context) ImportArena(fd, bytes int, readOnly bool) (*Arena, error) {
 	if fd < 0 || bytes <= 0 {
 		return nil, fmt.Errorf("import an arena of %d bytes: %w", bytes, &Error{Op: "cuMemImportFromShareableHandle", Code: InvalidValue})
 	}
-	memory, code := memoryImportFD(fd)
-	if err := check("cuMemImportFromShareableHandle", code); err != nil {
+	memory, err := cuMemImportFromShareableHandle.get(out, uint64(fd), handleFD)
+	if err != nil {
 		return nil, fmt.Errorf("import an arena of %d bytes: %w", bytes, err)
 	}
 	a, err := c.place(memory, bytes, !readOnly)
@@ -59,10 +59,44 @@ func (c *Context) ImportArena(fd, bytes int, readOnly bool) (*Arena, error) {
 	return a, nil
 }
 
+// location is a CUmemLocation. kind is locationDevice.
+type location struct{ kind, id uint32 }
+
+// allocation is a CUmemAllocationProp.
+type allocation struct {
+	kind, handles uint32
+	at            location
+	_             [2]uint64
+}
+
+// access is a CUmemAccessDesc.
+type access struct {
+	at    location
+	flags uint32
+}
+
+// Constants of cuda.h.
+const (
+	locationDevice         = 1 // CU_MEM_LOCATION_TYPE_DEVICE
+	allocationPinned       = 1 // CU_MEM_ALLOCATION_TYPE_PINNED
+	handleFD               = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+	granularityRecommended = 1 // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+	accessRead             = 1 // CU_MEM_ACCESS_FLAGS_PROT_READ
+	accessReadWrite        = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+)
+
+func allocationOn(device uint64) *allocation {
+	return &allocation{kind: allocationPinned, handles: handleFD, at: location{locationDevice, uint32(device)}}
+}
+
+func createMemory(device uint64, bytes int) (uint64, error) {
+	return with(cuMemCreate, allocationOn(device), out, uint64(bytes), buffer, 0)
+}
+
 // roundToPages rounds up to the driver's allocation granularity.
 func (c *Context) roundToPages(bytes int) (int, error) {
-	granularity, code := memoryGranularity(c.device.handle)
-	if err := check("cuMemGetAllocationGranularity", code); err != nil {
+	granularity, err := with(cuMemGetAllocationGranularity, allocationOn(c.device.handle), out, buffer, granularityRecommended)
+	if err != nil {
 		return 0, err
 	}
 	page := max(int(granularity), 1)
@@ -73,8 +107,8 @@ func (c *Context) roundToPages(bytes int) (int, error) {
 // error.
 func (c *Context) place(memory uint64, bytes int, write bool) (*Arena, error) {
 	a := &Arena{device: c.device.handle, memory: memory, bytes: bytes}
-	address, code := memoryReserve(uint64(bytes))
-	if err := check("cuMemAddressReserve", code); err != nil {
+	address, err := cuMemAddressReserve.get(out, uint64(bytes), 0, 0, 0)
+	if err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
 	a.address = Pointer(address)
@@ -85,11 +119,16 @@ func (c *Context) place(memory uint64, bytes int, write bool) (*Arena, error) {
 }
 
 func (a *Arena) mapMemory(write bool) error {
-	if err := check("cuMemMap", memoryMap(uint64(a.address), uint64(a.bytes), a.memory)); err != nil {
+	if err := cuMemMap.do(uint64(a.address), uint64(a.bytes), 0, a.memory, 0); err != nil {
 		return err
 	}
 	a.mapped = true
-	return check("cuMemSetAccess", memorySetAccess(uint64(a.address), uint64(a.bytes), a.device, write))
+	right := access{location{locationDevice, uint32(a.device)}, accessRead}
+	if write {
+		right.flags = accessReadWrite
+	}
+	_, err := with(cuMemSetAccess, &right, uint64(a.address), uint64(a.bytes), buffer, 1)
+	return err
 }
 
 // Evict frees the memory and keeps the addresses: nothing else gets them until Close. Graphs and
@@ -97,13 +136,13 @@ func (a *Arena) mapMemory(write bool) error {
 // flight may use the arena. Evict of an evicted arena does nothing.
 func (a *Arena) Evict() error {
 	if a.mapped {
-		if err := check("cuMemUnmap", memoryUnmap(uint64(a.address), uint64(a.bytes))); err != nil {
+		if err := cuMemUnmap.do(uint64(a.address), uint64(a.bytes)); err != nil {
 			return fmt.Errorf("evict an arena of %d bytes: %w", a.bytes, err)
 		}
 		a.mapped = false
 	}
 	if a.memory != 0 {
-		if err := check("cuMemRelease", memoryRelease(a.memory)); err != nil {
+		if err := cuMemRelease.do(a.memory); err != nil {
 			return fmt.Errorf("evict an arena of %d bytes: %w", a.bytes, err)
 		}
 		a.memory = 0
@@ -117,8 +156,7 @@ func (a *Arena) Restore() error {
 	if a.mapped {
 		return nil
 	}
-	memory, code := memoryCreate(a.device, uint64(a.bytes))
-	err := check("cuMemCreate", code)
+	memory, err := createMemory(a.device, a.bytes)
 	if err == nil {
 		a.memory = memory
 		err = a.mapMemory(true)
@@ -138,8 +176,8 @@ func (a *Arena) Bytes() int { return a.bytes }
 // ExportFD returns a new file descriptor, which the caller closes. Other processes that
 // receive it over a Unix socket pass it to ImportArena. It keeps the memory alive.
 func (a *Arena) ExportFD() (int, error) {
-	fd, code := memoryExportFD(a.memory)
-	if err := check("cuMemExportToShareableHandle", code); err != nil {
+	fd, err := cuMemExportToShareableHandle.get(out, a.memory, handleFD, 0)
+	if err != nil {
 		return -1, err
 	}
 	return int(fd), nil
@@ -150,15 +188,15 @@ func (a *Arena) ExportFD() (int, error) {
 func (a *Arena) Close() error {
 	var errs []error
 	if a.mapped {
-		errs = append(errs, check("cuMemUnmap", memoryUnmap(uint64(a.address), uint64(a.bytes))))
+		errs = append(errs, cuMemUnmap.do(uint64(a.address), uint64(a.bytes)))
 		a.mapped = false
 	}
 	if a.address != 0 {
-		errs = append(errs, check("cuMemAddressFree", memoryUnreserve(uint64(a.address), uint64(a.bytes))))
+		errs = append(errs, cuMemAddressFree.do(uint64(a.address), uint64(a.bytes)))
 		a.address = 0
 	}
 	if a.memory != 0 {
-		errs = append(errs, check("cuMemRelease", memoryRelease(a.memory)))
+		errs = append(errs, cuMemRelease.do(a.memory))
 		a.memory = 0
 	}
 	return errors.Join(errs...)

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -26,7 +27,7 @@ const (
 
 // String is the name in cuda.h, if the driver that is loaded knows it: "CUDA_ERROR_OUT_OF_MEMORY".
 func (c Code) String() string {
-	if name, _ := describe(int32(c)); name != "" {
+	if name := cuGetErrorName.text(c); name != "" {
 		return name
 	}
 	return fmt.Sprintf("CUresult(%d)", int32(c))
@@ -89,7 +90,7 @@ type Error struct {
 // Error returns a text like "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory". The names are the driver's.
 func (e *Error) Error() string {
 	text := fmt.Sprintf("%s: %v (%d)", e.Op, e.Code, int32(e.Code))
-	if _, meaning := describe(int32(e.Code)); meaning != "" {
+	if meaning := cuGetErrorString.text(e.Code); meaning != "" {
 		text += ": " + meaning
 	}
 	return text
@@ -132,20 +133,19 @@ func (e *SymbolError) Is(target error) bool {
 	return target == ErrNoSymbol || target == ErrNotSupported
 }
 
+// untilZero returns a string of C.
+func untilZero(b []byte) string {
+	text, _, _ := bytes.Cut(b, []byte{0})
+	return string(text)
+}
+
 // Results of a call in addition to the driver's codes.
 const (
-	missing = -1 // PCU_MISSING: the library has no such symbol
+	missing = -1 // the library has no such symbol
 	noCgo   = -2 // this build cannot call C
 )
 
-// check turns the result of the driver's function symbol into an error.
-func check(symbol string, code int32) error {
-	if code == 0 {
-		return nil
-	}
-	return refused(symbol, code)
-}
-
+// refused turns a code other than 0 into an error.
 func refused(symbol string, code int32) error {
 	switch code {
 	case missing:

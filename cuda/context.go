@@ -35,16 +35,12 @@ func (d Device) OpenContext(flags ContextFlags) (*Context, error) {
 	if err := Open(); err != nil {
 		return nil, err
 	}
-	if err := check("cuDevicePrimaryCtxSetFlags_v2", primaryFlags(d.handle, uint32(flags))); err != nil &&
+	if err := cuDevicePrimaryCtxSetFlags.do(d.handle, uint64(flags)); err != nil &&
 		!isCode(err, 708) { // PRIMARY_CONTEXT_ACTIVE, from drivers before 11
 		return nil, err
 	}
-	var handle uint64
-	code := whenReady(func() (code int32) {
-		handle, code = primaryRetain(d.handle)
-		return code
-	})
-	if err := check("cuDevicePrimaryCtxRetain", code); err != nil {
+	handle, err := cuDevicePrimaryCtxRetain.whenReady(out, d.handle)
+	if err != nil {
 		return nil, err
 	}
 	return &Context{device: d, handle: handle}, nil
@@ -61,32 +57,33 @@ func (c *Context) Device() Device { return c.device }
 // Bind makes this the calling thread's current context (cuCtxSetCurrent). The goroutine
 // must have locked itself to the thread. All other methods need a bound thread, except
 // Device and Close. So do the methods of all objects that they return.
-func (c *Context) Bind() error { return check("cuCtxSetCurrent", contextBind(c.handle)) }
+func (c *Context) Bind() error { return cuCtxSetCurrent.do(c.handle) }
 
 // Close releases the context, and unbinds the calling thread from it. Other threads
 // that were bound to it must not call CUDA any more. Objects made in the context must
 // have been destroyed, or go when its last user releases it.
 func (c *Context) Close() error {
 	err := c.closeGreens()
-	if bound, code := contextBound(); code == 0 && bound == c.handle {
-		contextBind(0)
+	if bound, asked := cuCtxGetCurrent.get(out); asked == nil && bound == c.handle {
+		cuCtxSetCurrent.do(0)
 	}
-	return errors.Join(err, check("cuDevicePrimaryCtxRelease_v2", primaryRelease(c.device.handle)))
+	return errors.Join(err, cuDevicePrimaryCtxRelease.do(c.device.handle))
 }
 
 // SMs returns how many multiprocessors kernels of this process can use: all of the
 // device's, or under MPS those of its percentage. It needs a bound thread.
 func (c *Context) SMs() (int, error) {
-	if sms, code := contextAffinity(); code == 0 && sms > 0 {
-		return int(sms), nil
+	// A CUexecAffinityParam is a kind and a number, 32 bits each. Kind 0 is CU_EXEC_AFFINITY_TYPE_SM_COUNT.
+	if affinity, err := cuCtxGetExecAffinity.get(out, 0); err == nil && affinity>>32 > 0 {
+		return int(affinity >> 32), nil
 	}
-	sms, code := deviceAttribute(c.device.handle, attributeSMs)
-	return int(sms), check("cuDeviceGetAttribute", code)
+	sms, err := cuDeviceGetAttribute.get(out, attributeSMs, c.device.handle)
+	return int(sms), err
 }
 
 // Memory returns the device's free and total memory in bytes. Memory that other
 // processes use is not free.
 func (c *Context) Memory() (free, total int64, err error) {
-	f, t, code := memoryInfo()
-	return int64(f), int64(t), check("cuMemGetInfo_v2", code)
+	bytes, err := cuMemGetInfo.pair(out, out)
+	return int64(bytes[0]), int64(bytes[1]), err
 }

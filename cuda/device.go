@@ -10,7 +10,7 @@ import (
 // resources, and two values of the same GPU are equal.
 type Device struct {
 	ordinal int
-	handle  int32
+	handle  uint64
 	uuid    string
 	name    string
 }
@@ -21,25 +21,25 @@ func Devices() ([]Device, error) {
 	if err := Open(); err != nil {
 		return nil, err
 	}
-	count, code := deviceCount()
-	if err := check("cuDeviceGetCount", code); err != nil {
+	count, err := cuDeviceGetCount.get(out)
+	if err != nil {
 		return nil, err
 	}
 	devices := make([]Device, count)
 	for i := range devices {
-		handle, code := deviceHandle(i)
-		if err := check("cuDeviceGet", code); err != nil {
+		handle, err := cuDeviceGet.get(out, uint64(i))
+		if err != nil {
 			return nil, err
 		}
-		uuid, code := deviceUUID(handle)
-		if err := check("cuDeviceGetUuid_v2", code); err != nil {
+		var uuid [16]byte
+		if _, err := with(cuDeviceGetUuid, &uuid, buffer, handle); err != nil {
 			return nil, err
 		}
-		name, code := deviceName(handle)
-		if err := check("cuDeviceGetName", code); err != nil {
+		var name [256]byte
+		if _, err := with(cuDeviceGetName, &name, buffer, uint64(len(name)), handle); err != nil {
 			return nil, err
 		}
-		devices[i] = Device{ordinal: i, handle: handle, name: name, uuid: fmt.Sprintf("GPU-%x-%x-%x-%x-%x",
+		devices[i] = Device{ordinal: i, handle: handle, name: untilZero(name[:]), uuid: fmt.Sprintf("GPU-%x-%x-%x-%x-%x",
 			uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:])}
 	}
 	return devices, nil
@@ -138,22 +138,22 @@ func (d Device) Properties() (Properties, error) {
 		return Properties{}, err
 	}
 	var first error
-	ask := func(attribute int32) int {
-		value, code := deviceAttribute(d.handle, attribute)
+	ask := func(attribute uint64) int {
+		value, err := cuDeviceGetAttribute.get(out, attribute, d.handle)
 		// A driver refuses attributes that are newer than itself. The device does not
 		// have those.
-		if err := check("cuDeviceGetAttribute", code); err != nil && Code(code) != InvalidValue && first == nil {
+		if err != nil && !isCode(err, InvalidValue) && first == nil {
 			first = err
 		}
-		return int(value)
+		return int(int32(value))
 	}
-	memory, code := deviceMemory(d.handle)
-	if err := check("cuDeviceTotalMem_v2", code); err != nil {
+	total, err := cuDeviceTotalMem.get(out, d.handle)
+	if err != nil {
 		return Properties{}, err
 	}
 	// The numbers are cuda.h's CU_DEVICE_ATTRIBUTE_…
 	p := Properties{
-		MemoryBytes:          int64(memory),
+		MemoryBytes:          int64(total),
 		SMs:                  ask(attributeSMs),
 		Major:                ask(75),       // COMPUTE_CAPABILITY_MAJOR
 		Minor:                ask(76),       // COMPUTE_CAPABILITY_MINOR

@@ -11,16 +11,16 @@ func (c *Context) Allocate(bytes int) (Pointer, error) {
 	if bytes <= 0 {
 		return 0, fmt.Errorf("allocate %d bytes: %w", bytes, &Error{Op: "cuMemAlloc", Code: InvalidValue})
 	}
-	p, code := memoryAllocate(uint64(bytes))
-	if code != 0 {
-		return 0, fmt.Errorf("allocate %d bytes: %w", bytes, refused("cuMemAlloc_v2", code))
+	p, err := cuMemAlloc.get(out, uint64(bytes))
+	if err != nil {
+		return 0, fmt.Errorf("allocate %d bytes: %w", bytes, err)
 	}
 	return Pointer(p), nil
 }
 
 // Free releases memory from Allocate. It waits for all of this process's work on the
 // device; Arena.Close does not.
-func (c *Context) Free(p Pointer) error { return check("cuMemFree_v2", memoryFree(uint64(p))) }
+func (c *Context) Free(p Pointer) error { return cuMemFree.do(uint64(p)) }
 
 // Flags of cuMemHostAlloc and of cuMemHostRegister, which use the same values.
 const (
@@ -36,18 +36,16 @@ func (c *Context) AllocateHost(bytes int) ([]byte, error) {
 	if bytes <= 0 {
 		return nil, fmt.Errorf("allocate %d bytes of pinned memory: %w", bytes, &Error{Op: "cuMemHostAlloc", Code: InvalidValue})
 	}
-	p, code := memoryAllocateHost(uint64(bytes), hostPortable|hostDeviceMap)
-	if code != 0 {
-		return nil, fmt.Errorf("allocate %d bytes of pinned memory: %w", bytes, refused("cuMemHostAlloc", code))
+	p, err := cuMemHostAlloc.get(out, uint64(bytes), hostPortable|hostDeviceMap)
+	if err != nil {
+		return nil, fmt.Errorf("allocate %d bytes of pinned memory: %w", bytes, err)
 	}
 	return Bytes(Pointer(p), bytes), nil
 }
 
 // FreeHost releases the whole slice from AllocateHost. It waits for all of this
 // process's work on the device.
-func (c *Context) FreeHost(mem []byte) error {
-	return check("cuMemFreeHost", memoryFreeHost(uint64(At(mem))))
-}
+func (c *Context) FreeHost(mem []byte) error { return cuMemFreeHost.do(uint64(At(mem))) }
 
 // Register pins existing host memory (a mapping, never memory of Go's heap). It returns
 // the address at which the device reaches it. If Properties.HostPointer is set, that is
@@ -59,26 +57,24 @@ func (c *Context) Register(mem []byte, readOnly bool) (Pointer, error) {
 	if len(mem) == 0 {
 		return 0, fmt.Errorf("register no memory: %w", &Error{Op: "cuMemHostRegister", Code: InvalidValue})
 	}
-	flags := uint32(hostPortable | hostDeviceMap)
+	flags := uint64(hostPortable | hostDeviceMap)
 	if readOnly {
 		flags |= hostReadOnly
 	}
 	at := uint64(At(mem))
-	if err := check("cuMemHostRegister_v2", memoryRegister(at, uint64(len(mem)), flags)); err != nil {
+	if err := cuMemHostRegister.do(at, uint64(len(mem)), flags); err != nil {
 		return 0, fmt.Errorf("register %d bytes at %#x: %w", len(mem), at, err)
 	}
-	p, code := memoryHostPointer(at)
-	if err := check("cuMemHostGetDevicePointer_v2", code); err != nil {
-		memoryUnregister(at)
+	p, err := cuMemHostGetDevicePointer.get(out, at, 0)
+	if err != nil {
+		cuMemHostUnregister.do(at)
 		return 0, fmt.Errorf("register %d bytes at %#x: %w", len(mem), at, err)
 	}
 	return Pointer(p), nil
 }
 
 // Unregister undoes Register of the same memory.
-func (c *Context) Unregister(mem []byte) error {
-	return check("cuMemHostUnregister", memoryUnregister(uint64(At(mem))))
-}
+func (c *Context) Unregister(mem []byte) error { return cuMemHostUnregister.do(uint64(At(mem))) }
 
 // Handle identifies an allocation of another process (CUipcMemHandle). It may be sent
 // to any process of this machine, and is valid while the memory is allocated.
@@ -88,19 +84,17 @@ type Handle [64]byte
 // not one inside the allocation. Export arenas with ExportFD.
 func (c *Context) Export(p Pointer) (Handle, error) {
 	var h Handle
-	code := ipcExport(uint64(p), &h)
-	return h, check("cuIpcGetMemHandle", code)
+	_, err := with(cuIpcGetMemHandle, &h, buffer, uint64(p))
+	return h, err
 }
 
 // Import maps another process's memory into this one. The driver refuses a handle that
 // this process exported itself. The memory is valid until CloseImport, even if the
 // other process ends or frees it.
 func (c *Context) Import(h Handle) (Pointer, error) {
-	p, code := ipcImport(&h)
-	return Pointer(p), check("cuIpcOpenMemHandle_v2", code)
+	p, err := cuIpcOpenMemHandle.special(func(address uint64) ([2]uint64, int32) { return ipcImport(address, &h) })
+	return Pointer(p), err
 }
 
 // CloseImport unmaps memory from Import.
-func (c *Context) CloseImport(p Pointer) error {
-	return check("cuIpcCloseMemHandle", ipcClose(uint64(p)))
-}
+func (c *Context) CloseImport(p Pointer) error { return cuIpcCloseMemHandle.do(uint64(p)) }

@@ -34,22 +34,26 @@ func (c *Context) Load(image []byte) (*Module, error) {
 	if len(image) == 0 {
 		return nil, &LoadError{Err: &Error{Op: "cuModuleLoadDataEx", Code: 200}}
 	}
-	handle, log, code := moduleLoad(append(append(make([]byte, 0, len(image)+1), image...), 0))
-	if err := check("cuModuleLoadDataEx", code); err != nil {
-		return nil, &LoadError{Err: err, Log: strings.TrimSpace(log)}
+	var log [logBytes]byte
+	handle, err := cuModuleLoadDataEx.special(func(address uint64) ([2]uint64, int32) {
+		return moduleLoad(address, append(image[:len(image):len(image)], 0), log[:])
+	})
+	if err != nil {
+		return nil, &LoadError{Err: err, Log: strings.TrimSpace(untilZero(log[:]))}
 	}
 	return &Module{handle}, nil
 }
 
 // Unload releases the module. None of its kernels may be in flight, and no graph that
 // contains one may be launched afterwards.
-func (m *Module) Unload() error { return check("cuModuleUnload", moduleUnload(m.handle)) }
+func (m *Module) Unload() error { return cuModuleUnload.do(m.handle) }
 
 // Function returns the kernel with a name (extern "C", or mangled). It is valid until
 // Unload.
 func (m *Module) Function(name string) (Function, error) {
-	handle, code := moduleFunction(m.handle, name)
-	if err := check("cuModuleGetFunction", code); err != nil {
+	text := append([]byte(name), 0)
+	handle, err := with(cuModuleGetFunction, &text[0], out, m.handle, buffer)
+	if err != nil {
 		return Function{}, fmt.Errorf("kernel %q: %w", name, err)
 	}
 	return Function{handle}, nil
@@ -64,14 +68,14 @@ type Function struct{ handle uint64 }
 func (f Function) Parameters() ([]int, error) {
 	var sizes []int
 	for {
-		_, bytes, code := functionParameter(f.handle, len(sizes))
-		if Code(code) == InvalidValue { // past the last
+		place, err := cuFuncGetParamInfo.pair(f.handle, uint64(len(sizes)), out, out)
+		if isCode(err, InvalidValue) { // past the last
 			return sizes, nil
 		}
-		if err := check("cuFuncGetParamInfo", code); err != nil {
+		if err != nil {
 			return nil, err
 		}
-		sizes = append(sizes, int(bytes))
+		sizes = append(sizes, int(place[1])) // place[0] is its offset
 	}
 }
 
@@ -81,7 +85,11 @@ func (f Function) Parameters() ([]int, error) {
 // does not check. It allocates nothing. If the kernel faults, a later call returns
 // ErrLost.
 func (f Function) Launch(grid, block [3]uint32, sharedBytes uint32, s Stream, args *Args) error {
-	return check("cuLaunchKernel", launch(f.handle, grid, block, sharedBytes, s.handle, args))
+	code := cuLaunchKernel.absent()
+	if code == 0 {
+		code = launch(cuLaunchKernel.address, f.handle, grid, block, sharedBytes, s.handle, args)
+	}
+	return cuLaunchKernel.check(code)
 }
 
 // maxParameters is PCU_MAX_PARAMETERS of shim.h.

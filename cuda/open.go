@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"cmp"
-	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -43,29 +42,23 @@ func Open() error {
 
 func open() error {
 	name := cmp.Or(os.Getenv(libraryEnv), defaultLibrary)
-	found, text := load(name)
-	switch found {
-	case loadedLibrary:
-	case noLibrary:
-		return fmt.Errorf("%w: %s", ErrNoDriver, text)
-	case noSymbol:
-		return &SymbolError{Symbol: text, Library: name}
-	default:
-		return ErrNoCgo
+	path, err := load(name)
+	if err != nil {
+		return err
 	}
-	libraryPath = text
-	return check("cuInit", whenReady(initialise))
+	libraryPath = path
+	_, err = cuInit.whenReady(0)
+	return err
 }
 
-// whenReady repeats a driver call, up to readyTimeout, while the MPS server is not
-// ready. The server is recovering from a fault, or was killed and another is starting.
+// whenReady repeats get, up to readyTimeout, while the MPS server is not ready. The server is recovering from a fault, or was killed and another is starting.
 // In the latter case the code is 805 as long as the daemon has no server for a client.
-func whenReady(call func() int32) int32 {
+func (f *function) whenReady(arguments ...uint64) (uint64, error) {
 	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(2 * time.Millisecond) {
-		code := call()
-		coming := code == int32(MPSServerNotReady) || code == int32(MPSConnectionFailed)
+		result, err := f.get(arguments...)
+		coming := isCode(err, MPSServerNotReady) || isCode(err, MPSConnectionFailed)
 		if !coming || time.Now().After(deadline) {
-			return code
+			return result, err
 		}
 	}
 }
@@ -84,6 +77,6 @@ func DriverVersion() (int, error) {
 	if err := Open(); err != nil {
 		return 0, err
 	}
-	version, code := driverVersion()
-	return int(version), check("cuDriverGetVersion", code)
+	version, err := cuDriverGetVersion.get(out)
+	return int(version), err
 }

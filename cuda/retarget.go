@@ -31,7 +31,7 @@ const (
 // allocate and free memory meanwhile. It is for libraries that allocate at their first use. Their
 // memory operations outside the stream happen at once.
 func (s Stream) CaptureRelaxed() error {
-	return check("cuStreamBeginCapture_v2", captureBegin(s.handle, captureRelaxed))
+	return cuStreamBeginCapture.do(s.handle, captureRelaxed)
 }
 
 // Retarget instantiates a copy of the graph whose kernels run in the context of s. If s has a green
@@ -123,11 +123,60 @@ type Copy struct {
 	node             uint64
 }
 
-// copyNode is a copy as the shim reports it. plain is false if it is more than one run of bytes, or
-// not between addresses.
+// copyNode is a CUDA_MEMCPY3D, with words in place of pointers.
 type copyNode struct {
-	source, destination, bytes uint64
-	fromHost, toHost, plain    bool
+	source, destination  copySide
+	width, height, depth uint64
+}
+
+// copySide is one side of a copy. kind is a CUmemorytype, which says whether host or device is its address.
+type copySide struct {
+	x, y, z, _    uint64
+	kind, _       uint32
+	host, device  uint64
+	array, _      uint64
+	pitch, height uint64
+}
+
+// The kinds of memory at addresses: CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE.
+const (
+	copyHost   = 1
+	copyDevice = 2
+)
+
+// isPlain reports whether a copy is one run of bytes between addresses.
+func (c *copyNode) isPlain() bool {
+	for _, s := range []copySide{c.source, c.destination} {
+		if s.kind != copyHost && s.kind != copyDevice || s.y != 0 || s.z != 0 {
+			return false
+		}
+	}
+	return c.height <= 1 && c.depth <= 1
+}
+
+// run returns the side's bytes of a plain copy.
+func (s *copySide) run(bytes uint64) Range {
+	at := s.device
+	if s.kind == copyHost {
+		at = s.host
+	}
+	return Range{Pointer(at + s.x), int(bytes)}
+}
+
+// setNode is a CUDA_MEMSET_NODE_PARAMS.
+type setNode struct {
+	address, pitch     uint64
+	value, elementSize uint32
+	width, height      uint64
+}
+
+// run returns the bytes from the first that the node sets to the last.
+func (n *setNode) run() Range {
+	bytes := n.width * uint64(n.elementSize)
+	if n.height > 1 {
+		bytes += (n.height - 1) * n.pitch
+	}
+	return Range{Pointer(n.address), int(bytes)}
 }
 
 // Contents lists the contents of the graph.
@@ -149,24 +198,24 @@ func (g *Graph) Contents() (Contents, error) {
 		case nodeAllocate, nodeRelease:
 			c.Allocations++
 		case nodeCopy:
-			k, code := copyNodeGet(n)
-			if err := check("cuGraphMemcpyNodeGetParams", code); err != nil {
+			var k copyNode
+			if _, err := with(cuGraphMemcpyNodeGetParams, &k, n, buffer); err != nil {
 				return c, fmt.Errorf("inspect graph: %w", err)
 			}
-			if !k.plain {
+			if !k.isPlain() {
 				c.Others++
 				break
 			}
 			c.Copies = append(c.Copies, Copy{
-				From: Range{Pointer(k.source), int(k.bytes)}, To: Range{Pointer(k.destination), int(k.bytes)},
-				FromHost: k.fromHost, ToHost: k.toHost, node: n,
+				From: k.source.run(k.width), To: k.destination.run(k.width),
+				FromHost: k.source.kind == copyHost, ToHost: k.destination.kind == copyHost, node: n,
 			})
 		case nodeSet:
-			at, bytes, code := setNodeGet(n)
-			if err := check("cuGraphMemsetNodeGetParams", code); err != nil {
+			var k setNode
+			if _, err := with(cuGraphMemsetNodeGetParams, &k, n, buffer); err != nil {
 				return c, fmt.Errorf("inspect graph: %w", err)
 			}
-			c.Sets = append(c.Sets, Range{Pointer(at), int(bytes)})
+			c.Sets = append(c.Sets, k.run())
 		default:
 			c.Others++
 		}
@@ -182,7 +231,13 @@ func (g *Graph) ReadFrom(c Copy, source Pointer) error {
 	if !c.FromHost {
 		return fmt.Errorf("change a copy of device memory: %w", &Error{Op: "cuGraphMemcpyNodeSetParams", Code: InvalidValue})
 	}
-	return check("cuGraphMemcpyNodeSetParams", copyNodeSource(c.node, uint64(source)))
+	var k copyNode
+	_, err := with(cuGraphMemcpyNodeGetParams, &k, c.node, buffer)
+	if err == nil {
+		k.source.host, k.source.x = uint64(source), 0
+		_, err = with(cuGraphMemcpyNodeSetParams, &k, c.node, buffer)
+	}
+	return err
 }
 
 // Symbol returns the address of a function of the driver's library, by its name with its version

@@ -6,8 +6,23 @@ import (
 	"slices"
 )
 
-// resource is a CUdevResource, an opaque struct of the driver that is copied unchanged.
+// resource is a CUdevResource, a struct of the driver that is copied unchanged.
 type resource [18]uint64
+
+// resourceSM is CU_DEV_RESOURCE_TYPE_SM.
+const resourceSM = 1
+
+// sms returns the number of multiprocessors of a resource, and of the smallest part of one. A type and 92 bytes
+// come before them.
+func (r *resource) sms() (sms, smallest int) { return int(uint32(r[12])), int(r[12] >> 32) }
+
+// split fills groups. If groups is empty it returns how many there would be.
+func (r *resource) split(smallest int, groups []resource) (count int, rest resource, err error) {
+	n, err := cuDevSmResourceSplitByCount.special(func(address uint64) ([2]uint64, int32) {
+		return resourceSplit(address, r, smallest, groups, &rest)
+	})
+	return int(n), rest, err
+}
 
 // Split says how a device's multiprocessors divide into disjoint groups. It is plain data
 // and owns nothing. A group's index names the same physical multiprocessors in every
@@ -27,27 +42,27 @@ func (d Device) Split() (*Split, error) {
 	if err := Open(); err != nil {
 		return nil, err
 	}
-	whole, code := deviceResource(d.handle)
-	if err := check("cuDeviceGetDevResource", code); err != nil {
+	var whole resource
+	if _, err := with(cuDeviceGetDevResource, &whole, d.handle, buffer, resourceSM); err != nil {
 		return nil, fmt.Errorf("split %v: %w", d, err)
 	}
-	all, smallest := resourceSMs(whole)
-	count, _, code := resourceSplit(whole, smallest, nil)
-	if err := check("cuDevSmResourceSplitByCount", code); err != nil {
+	all, smallest := whole.sms()
+	count, _, err := whole.split(smallest, nil)
+	if err != nil {
 		return nil, fmt.Errorf("split %v by %d: %w", d, smallest, err)
 	}
 	s := &Split{device: d, groups: make([]resource, count)}
-	made, rest, code := resourceSplit(whole, smallest, s.groups)
-	if err := check("cuDevSmResourceSplitByCount", code); err != nil {
+	made, rest, err := whole.split(smallest, s.groups)
+	if err != nil {
 		return nil, fmt.Errorf("split %v by %d: %w", d, smallest, err)
 	}
 	s.groups = s.groups[:min(made, len(s.groups))]
 	for _, g := range s.groups {
-		sms, _ := resourceSMs(g)
+		sms, _ := g.sms()
 		s.sms = append(s.sms, sms)
 		all -= sms
 	}
-	if sms, _ := resourceSMs(rest); sms > 0 && all > 0 {
+	if sms, _ := rest.sms(); sms > 0 && all > 0 {
 		s.groups, s.sms = append(s.groups, rest), append(s.sms, sms)
 	}
 	return s, nil
@@ -136,22 +151,29 @@ func (c *Context) parts(s *Split, groups []int) (parts []resource, wrong string)
 	return parts, ""
 }
 
+// greenDefaultStream is CU_GREEN_CTX_DEFAULT_STREAM.
+const greenDefaultStream = 1
+
 func makeGreen(d Device, parts []resource) (*keptGreen, error) {
-	handle, symbol, code := greenCreate(d.handle, parts)
-	if err := check(symbol, code); err != nil {
+	description, err := with(cuDevResourceGenerateDesc, &parts[0], out, buffer, uint64(len(parts)))
+	if err != nil {
 		return nil, err
 	}
-	context, code := greenContext(handle)
-	if err := check("cuCtxFromGreenCtx", code); err != nil {
-		greenDestroy(handle)
+	handle, err := cuGreenCtxCreate.get(out, description, d.handle, greenDefaultStream)
+	if err != nil {
 		return nil, err
 	}
-	whole, code := greenResource(handle)
-	if err := check("cuGreenCtxGetDevResource", code); err != nil {
-		greenDestroy(handle)
+	context, err := cuCtxFromGreenCtx.get(out, handle)
+	if err != nil {
+		cuGreenCtxDestroy.do(handle)
 		return nil, err
 	}
-	sms, _ := resourceSMs(whole)
+	var whole resource
+	if _, err := with(cuGreenCtxGetDevResource, &whole, handle, buffer, resourceSM); err != nil {
+		cuGreenCtxDestroy.do(handle)
+		return nil, err
+	}
+	sms, _ := whole.sms()
 	return &keptGreen{handle: handle, context: context, sms: sms}, nil
 }
 
@@ -162,14 +184,14 @@ func (g *Green) NewStream() (Stream, error) { return g.NewPriorityStream(0) }
 // NewPriorityStream makes a stream like NewStream, with a priority as in
 // Context.NewPriorityStream.
 func (g *Green) NewPriorityStream(priority int) (Stream, error) {
-	handle, code := greenStream(g.kept.handle, priority)
-	return Stream{handle}, check("cuGreenCtxStreamCreate", code)
+	handle, err := cuGreenCtxStreamCreate.get(out, g.kept.handle, streamNonBlocking, uint64(priority))
+	return Stream{handle}, err
 }
 
 // Bind makes the green context the calling thread's current context, in place of the
 // device's own. All streams made on the thread from then on, by any code, are on its
 // multiprocessors. Only one thread at a time may be bound to the same groups.
-func (g *Green) Bind() error { return check("cuCtxSetCurrent", contextBind(g.kept.context)) }
+func (g *Green) Bind() error { return cuCtxSetCurrent.do(g.kept.context) }
 
 // SMs is the number of its multiprocessors.
 func (g *Green) SMs() int { return g.kept.sms }
@@ -202,7 +224,7 @@ func (c *Context) closeGreens() error {
 			errs = append(errs, fmt.Errorf("close context: a green context of groups %s is in use", name))
 			continue
 		}
-		errs = append(errs, check("cuGreenCtxDestroy", greenDestroy(kept.handle)))
+		errs = append(errs, cuGreenCtxDestroy.do(kept.handle))
 		delete(c.greens, name)
 	}
 	return errors.Join(errs...)

@@ -1,16 +1,22 @@
 package cuda
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Stream is a queue of work that the device does in order. It is a plain value. The zero
 // Stream is CUDA's default stream.
 type Stream struct{ handle uint64 }
 
+// streamNonBlocking is CU_STREAM_NON_BLOCKING.
+const streamNonBlocking = 1
+
 // NewStream makes a stream that does not wait for the default stream. The caller owns it
 // until Destroy.
 func (c *Context) NewStream() (Stream, error) {
-	handle, code := streamCreate()
-	return Stream{handle}, check("cuStreamCreate", code)
+	handle, err := cuStreamCreate.get(out, streamNonBlocking)
+	return Stream{handle}, err
 }
 
 // NewPriorityStream makes a stream like NewStream, with a priority. A lower number is a
@@ -20,16 +26,16 @@ func (c *Context) NewStream() (Stream, error) {
 // priority of the stream on which it is launched. Under MPS the order holds between
 // processes too.
 func (c *Context) NewPriorityStream(priority int) (Stream, error) {
-	handle, code := streamCreatePriority(priority)
-	return Stream{handle}, check("cuStreamCreateWithPriority", code)
+	handle, err := cuStreamCreateWithPriority.get(out, streamNonBlocking, uint64(priority))
+	return Stream{handle}, err
 }
 
 // StreamPriorities returns the numbers of the lowest and of the highest priority that a
 // stream can have, such as 0 and -5. They are equal if the device has no priorities. It
 // needs a bound thread.
 func (c *Context) StreamPriorities() (lowest, highest int, err error) {
-	lowest, highest, code := streamPriorities()
-	return lowest, highest, check("cuCtxGetStreamPriorityRange", code)
+	priorities, err := cuCtxGetStreamPriorityRange.pair(out, out)
+	return int(int32(priorities[0])), int(int32(priorities[1])), err
 }
 
 // StreamOf wraps a CUstream that other code made.
@@ -40,48 +46,43 @@ func (s Stream) Handle() uintptr { return uintptr(s.handle) }
 
 // Synchronize waits until all queued work is done. The error may come from any work queued
 // before, on this stream or another: CUDA reports errors late.
-func (s Stream) Synchronize() error { return check("cuStreamSynchronize", streamSynchronize(s.handle)) }
+func (s Stream) Synchronize() error { return cuStreamSynchronize.do(s.handle) }
 
 // Query reports whether all queued work is done. It does not wait.
-func (s Stream) Query() (done bool, err error) {
-	return settled("cuStreamQuery", streamQuery(s.handle))
-}
+func (s Stream) Query() (done bool, err error) { return cuStreamQuery.settled(s.handle) }
 
-func settled(symbol string, code int32) (done bool, err error) {
-	switch Code(code) {
-	case 0:
-		return true, nil
-	case notReady:
+// settled calls a function that returns notReady for work that is not done. It makes no error of that.
+func (f *function) settled(handle uint64) (done bool, err error) {
+	code := f.code(handle)
+	if Code(code) == notReady {
 		return false, nil
 	}
-	return false, refused(symbol, code)
+	return code == 0, f.check(code)
 }
 
 // Destroy releases the stream. Queued work still completes.
-func (s Stream) Destroy() error { return check("cuStreamDestroy_v2", streamDestroy(s.handle)) }
+func (s Stream) Destroy() error { return cuStreamDestroy.do(s.handle) }
 
 // Wait queues a wait. Work that is queued on s afterwards begins once the work that e
 // recorded, before this call, is done.
-func (s Stream) Wait(e Event) error {
-	return check("cuStreamWaitEvent", streamWait(s.handle, e.handle))
-}
+func (s Stream) Wait(e Event) error { return cuStreamWaitEvent.do(s.handle, e.handle, 0) }
 
 // Copy queues a copy of n bytes. The driver finds the direction from the addresses. If one
 // side is host memory that is not pinned, the call itself may wait for the copy.
 func (s Stream) Copy(dst, src Pointer, n int) error {
-	return check("cuMemcpyAsync", streamCopy(s.handle, uint64(dst), uint64(src), uint64(n)))
+	return cuMemcpyAsync.do(uint64(dst), uint64(src), uint64(n), s.handle)
 }
 
 // Set queues a write of value to n bytes.
 func (s Stream) Set(dst Pointer, value byte, n int) error {
-	return check("cuMemsetD8Async", streamSet(s.handle, uint64(dst), value, uint64(n)))
+	return cuMemsetD8Async.do(uint64(dst), uint64(value), uint64(n), s.handle)
 }
 
 // WriteValue queues a write of one word, 4-byte aligned. The write happens after all work
 // queued before is done and its results are visible to all. If the word is in pinned host
 // memory, a CPU can poll it to learn of the end of a batch without a call into CUDA.
 func (s Stream) WriteValue(dst Pointer, value uint32) error {
-	return check("cuStreamWriteValue32_v2", streamWrite(s.handle, uint64(dst), value))
+	return cuStreamWriteValue32.do(s.handle, uint64(dst), uint64(value), 0)
 }
 
 // Event is a mark in a stream. It is a plain value.
@@ -106,9 +107,9 @@ func (c *Context) NewEvent(timing bool) (Event, error) {
 // sleep. No CPU is busy, but Synchronize returns some ten microseconds later.
 func (c *Context) NewBlockingEvent() (Event, error) { return newEvent(eventBlocking | eventNoTiming) }
 
-func newEvent(flags uint32) (Event, error) {
-	handle, code := eventCreate(flags)
-	return Event{handle}, check("cuEventCreate", code)
+func newEvent(flags uint64) (Event, error) {
+	handle, err := cuEventCreate.get(out, flags)
+	return Event{handle}, err
 }
 
 // Handle returns the CUevent.
@@ -116,24 +117,22 @@ func (e Event) Handle() uintptr { return uintptr(e.handle) }
 
 // Record queues the event on s. The event is done when all work queued before it is. A new
 // Record replaces the one before.
-func (e Event) Record(s Stream) error { return check("cuEventRecord", eventRecord(e.handle, s.handle)) }
+func (e Event) Record(s Stream) error { return cuEventRecord.do(e.handle, s.handle) }
 
 // Query reports whether the last Record is done; it returns true if there was none. It
 // does not wait.
-func (e Event) Query() (done bool, err error) { return settled("cuEventQuery", eventQuery(e.handle)) }
+func (e Event) Query() (done bool, err error) { return cuEventQuery.settled(e.handle) }
 
 // Synchronize waits until the last Record is done.
-func (e Event) Synchronize() error { return check("cuEventSynchronize", eventSynchronize(e.handle)) }
+func (e Event) Synchronize() error { return cuEventSynchronize.do(e.handle) }
 
 // Destroy releases the event. A queued wait for it still ends.
-func (e Event) Destroy() error { return check("cuEventDestroy_v2", eventDestroy(e.handle)) }
+func (e Event) Destroy() error { return cuEventDestroy.do(e.handle) }
 
 // Elapsed returns the time between two records of events with timing, precise to half a
 // microsecond. If one is not done, the error is ErrNotReady.
 func Elapsed(from, to Event) (time.Duration, error) {
-	milliseconds, code := eventElapsed(from.handle, to.handle)
-	if err := check("cuEventElapsedTime", code); err != nil {
-		return 0, err
-	}
-	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), nil
+	result, err := cuEventElapsedTime.get(out, from.handle, to.handle)
+	milliseconds := math.Float32frombits(uint32(result))
+	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), err
 }
