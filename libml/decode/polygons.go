@@ -45,7 +45,7 @@ const (
 func newPolygons(f *models.Polygons) *polygons {
 	return &polygons{
 		Polygons: f, seen: make([]bool, f.Rows*f.Columns), stack: make([]int32, 0, f.Rows*f.Columns),
-		left: make([]int32, f.Rows), right: make([]int32, f.Rows), points: make([]wire.Point, 0, 2*f.Rows), hull: make([]wire.Point, 0, 4*f.Rows+1),
+		left: make([]int32, f.Rows), right: make([]int32, f.Rows), points: make([]wire.Point, 0, 2*(f.Rows+1)), hull: make([]wire.Point, 0, 4*(f.Rows+1)),
 		found: make([]place, 0, maxPlaces),
 	}
 }
@@ -101,15 +101,16 @@ func (d *polygons) visit(output []byte, cell int) {
 	}
 }
 
-// outline sets hull to the convex hull of the group (Andrew's monotone chain).
+// outline sets hull to the convex hull of the group's cells, which are squares (Andrew's monotone chain).
 func (d *polygons) outline() {
 	d.points = d.points[:0]
-	for y := range d.left {
-		if d.right[y] >= 0 {
-			d.points = append(d.points, wire.Point{X: float32(d.left[y]), Y: float32(y)})
-			if d.right[y] > d.left[y] {
-				d.points = append(d.points, wire.Point{X: float32(d.right[y]), Y: float32(y)})
-			}
+	for y := range d.Rows + 1 { // the line above row y
+		left, right := int32(math.MaxInt32), int32(-1)
+		for row := max(0, y-1); row <= min(d.Rows-1, y); row++ {
+			left, right = min(left, d.left[row]), max(right, d.right[row])
+		}
+		if right >= 0 {
+			d.points = append(d.points, wire.Point{X: float32(left), Y: float32(y)}, wire.Point{X: float32(right + 1), Y: float32(y)})
 		}
 	}
 	d.hull = d.hull[:0]
