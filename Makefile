@@ -3,6 +3,7 @@
 #   make build   bin/penstock, and beside it in bin/lib ONNX Runtime, libpenstock.so and the libraries of guests
 #   make test    build, then the tests; property tests draw fewer values: five minutes
 #   make test-all  build, then the tests with every draw and the long cases, as in CI
+#   make test-models  models of public packages, each next to its package's code: needs PyPI
 #   make demo    three real models answer real pictures for DURATION (30s)
 #   make  42 functions in one process with memory for a third of their models, for DURATION (60s)
 #   make examples  bin/examples, the programs of examples/
@@ -53,16 +54,16 @@ export RAPID_NOFAILFILE ?= 1
 # STRICT=1, as in CI: a skipped test fails the run (internal/testing/gotest).
 GOTEST = $(GO) run ./internal/testing/gotest $(if $(STRICT),-strict)
 
-# Every package but the one that make test-dpdk runs. The first one takes longest, so it
-# starts first. `make check` has all of go vet.
-TESTED = -vet=off ./test/e2e $$($(GO) list ./... | grep -v '/test/dpdk$$')
+# Every package but those that make test-dpdk and make test-models run. The first one takes longest,
+# so it starts first. `make check` has all of go vet.
+TESTED = -vet=off ./test/e2e $$($(GO) list ./... | grep -vE '/test/(dpdk|models)$$')
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program man deb library guest-libraries examples test test-all demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
+.PHONY: build program man deb library guest-libraries examples test test-all test-models demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -125,6 +126,9 @@ test: build examples
 test-all: build examples
 	$(GOTEST) -slow 10 -timeout 40m $(TESTED)
 
+test-models: program
+	PENSTOCK_MODELS_BINARY=$(CURDIR)/bin/penstock $(GOTEST) -vet=off -count=1 $(TESTFLAGS) ./test/models
+
 demo: program
 	bin/penstock demo --duration $(DURATION) --out out $(if $(DEVICE),--device $(DEVICE))
 
@@ -145,7 +149,7 @@ check:
 race: export RAPID_CHECKS ?= $(if $(NIGHTLY),100,10)
 race: export GORACE ?= atexit_sleep_ms=50
 race: build
-	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short -skip '^TestPTX$$') -timeout 30m $$(GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu)$$')
+	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short -skip '^TestPTX$$') -timeout 30m $$(GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu|models)$$')
 
 soak: build examples
 	GO="$(GO)" test/repeat.sh soak $(SOAKTIME)

@@ -38,9 +38,9 @@ seconds() {
 }
 
 # packages prints the tested ones of the arguments, or all, without those that need a
-# GPU or make test-dpdk.
+# GPU, make test-dpdk or make test-models.
 packages() {
-	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./...) | grep -vE '/test/(dpdk|gpu)$'
+	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./...) | grep -vE '/test/(dpdk|gpu|models)$'
 }
 
 # build PACKAGE makes its test binary and prints the path.
