@@ -13,12 +13,13 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/inspect"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models/draft"
 )
 
 // addCommand is `penstock if add`. folder returns the node's runtime folder.
 func addCommand(folder func() string) *cobra.Command {
 	function, port, answersTo := configs.Function{Instances: 1}, 0, ""
-	var draft draftFlags
+	var known *draft.Options // about a model without a card
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
 		Long: `Adds a function to the running node and waits until it serves. If its process cannot start,
@@ -59,8 +60,8 @@ runtime folder if the model's folder cannot be written.`,
 			var err error
 			switch {
 			case filepath.Ext(function.Model) == inspect.Extension:
-				function.Model, err = draftedCard(cmd, function.Model, function.Name, folder(), &draft)
-			case draft.set():
+				function.Model, err = draftedCard(cmd, function.Model, function.Name, folder(), known)
+			case isSet(known):
 				err = errors.New("--size, --scale, --mean, --std, --colour and --decoder are for a model without a card; edit the card, or name the model with --model FILE.onnx")
 			default:
 				function.Model, err = cardPath(function.Model)
@@ -88,7 +89,7 @@ runtime folder if the model's folder cannot be written.`,
 		},
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file, or an ONNX file; the function's name if left out")
-	draft.register(add)
+	known = draftFlags(add)
 	add.Flags().IntVar(&port, "port", 0, "UDP port, 0 for any free one")
 	add.Flags().IntVar(&function.Receivers, "receivers", 0, "number of sockets that receive for it; the node's setting if left out")
 	add.Flags().StringVar((*string)(&function.Format), "format", "", "gvsp, rfc4175, rfc4175-bgr or rfc4175-uyvy, for pictures of cameras; Penstock's protocol if left out")

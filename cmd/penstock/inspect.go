@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
-	"slices"
+	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,7 +22,7 @@ import (
 )
 
 func inspectCommand() *cobra.Command {
-	var flags draftFlags
+	var options *draft.Options
 	var write bool
 	output := ""
 	cmd := &cobra.Command{
@@ -37,11 +38,7 @@ card beside the model, where "penstock if add NAME --model FILE" finds it.`,
 			if output != "card" && output != "json" {
 				return fmt.Errorf("output %q: want card or json", output)
 			}
-			options, err := flags.options()
-			if err != nil {
-				return err
-			}
-			result, err := inspect.File(cmd.Context(), args[0], options)
+			result, err := inspect.File(cmd.Context(), args[0], *options)
 			if err != nil {
 				return err
 			}
@@ -63,7 +60,7 @@ card beside the model, where "penstock if add NAME --model FILE" finds it.`,
 			return nil
 		},
 	}
-	flags.register(cmd)
+	options = draftFlags(cmd)
 	cmd.Flags().BoolVar(&write, "write", false, "keep the card beside the model, as FILE with .yaml in place of .onnx")
 	cmd.Flags().StringVarP(&output, "output", "o", "card", "card or json")
 	return cmd
@@ -88,51 +85,36 @@ func tryModelCommand() *cobra.Command {
 	}
 }
 
-// draftFlags are what an operator knows about a model without a card.
-type draftFlags struct{ size, scale, mean, std, colour, decoder string }
-
-func (f *draftFlags) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.size, "size", "", "without a card: sizes that the file leaves open, like 320x320 (height x width)")
-	cmd.Flags().StringVar(&f.scale, "scale", "", "without a card: factor for a picture's values of 0 to 255, like 1/255")
-	cmd.Flags().StringVar(&f.mean, "mean", "", "without a card: subtracted after --scale, one number or one per channel, like 0.485,0.456,0.406")
-	cmd.Flags().StringVar(&f.std, "std", "", "without a card: divides after --mean, one number or one per channel")
-	cmd.Flags().StringVar(&f.colour, "colour", "", "without a card: rgb or bgr, the order of the model's channels")
-	cmd.Flags().StringVar(&f.decoder, "decoder", "", "without a card: what the outputs mean (docs/models.md lists decoders)")
-}
-
-// set reports whether a flag is set.
-func (f *draftFlags) set() bool { return *f != draftFlags{} }
-
-func (f *draftFlags) options() (o draft.Options, err error) {
-	if o.Size, err = parseSize(f.size); err != nil {
-		return o, fmt.Errorf("--size %q: %w", f.size, err)
-	}
-	if f.scale != "" {
-		if o.Scale, err = parseNumber(f.scale); err != nil || o.Scale <= 0 {
-			return o, fmt.Errorf("--scale %q: want a number above 0, like 1/255", f.scale)
+// draftFlags adds the flags for what an operator knows about a model without a card.
+func draftFlags(cmd *cobra.Command) *draft.Options {
+	var o draft.Options
+	flags := cmd.Flags()
+	flags.Func("size", "without a card: `sizes` that the file leaves open, like 320x320 (height x width)", func(text string) (err error) {
+		o.Size, err = parseSize(text)
+		return err
+	})
+	flags.Func("scale", "without a card: `factor` for a picture's values of 0 to 255, like 1/255", func(text string) (err error) {
+		if o.Scale, err = parseNumber(text); err != nil || o.Scale <= 0 {
+			return errors.New("want a number above 0, like 1/255")
 		}
-	}
-	for _, list := range []struct {
-		name, text string
-		to         *[]float64
-		positive   bool
-	}{{"mean", f.mean, &o.Mean, false}, {"std", f.std, &o.Std, true}} {
-		for word := range strings.SplitSeq(list.text, ",") {
-			if list.text == "" {
-				break
-			}
-			v, err := parseNumber(word)
-			if err != nil || list.positive && v <= 0 {
-				return o, fmt.Errorf("--%s %q: want one number or one per channel, like 0.485,0.456,0.406", list.name, list.text)
-			}
-			*list.to = append(*list.to, v)
+		return nil
+	})
+	flags.Func("mean", "without a card: `numbers` subtracted after --scale, one or one per channel, like 0.485,0.456,0.406", func(text string) (err error) {
+		o.Mean, err = parseNumbers(text, math.Inf(-1))
+		return err
+	})
+	flags.Func("std", "without a card: `numbers` that divide after --mean, one or one per channel, like 0.229,0.224,0.225", func(text string) (err error) {
+		o.Std, err = parseNumbers(text, 0)
+		return err
+	})
+	flags.Func("colour", "without a card: `order` of the model's channels, rgb or bgr", func(text string) error {
+		if o.Colour = text; text != "rgb" && text != "bgr" {
+			return errors.New("want rgb or bgr")
 		}
-	}
-	if !slices.Contains([]string{"", "rgb", "bgr"}, f.colour) {
-		return o, fmt.Errorf("--colour %q: want rgb or bgr", f.colour)
-	}
-	o.Colour, o.Decoder = f.colour, f.decoder
-	return o, nil
+		return nil
+	})
+	flags.StringVar(&o.Decoder, "decoder", "", "without a card: what the outputs mean (docs/models.md lists decoders)")
+	return &o
 }
 
 // parseSize reads sizes like 320x320.
@@ -164,16 +146,31 @@ func parseNumber(text string) (float64, error) {
 	return n / d, err
 }
 
-// draftedCard returns the card of a model's file, and says on standard error what it is. Without flags that is
+// parseNumbers reads numbers above a bound, one or one per channel.
+func parseNumbers(text string, above float64) (list []float64, err error) {
+	for word := range strings.SplitSeq(text, ",") {
+		v, err := parseNumber(word)
+		if err != nil || v <= above {
+			return nil, errors.New("want one number or one per channel, like 0.485,0.456,0.406")
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
+// isSet reports whether an operator gave an option.
+func isSet(o *draft.Options) bool { return !reflect.DeepEqual(*o, draft.Options{}) }
+
+// draftedCard returns the card of a model's file, and says on standard error what it is. Without options that is
 // the one beside the model, if there is one. Else it drafts one: beside the model, or if it cannot write there, in
 // the node's runtime folder.
-func draftedCard(cmd *cobra.Command, file, name, runtimeDir string, flags *draftFlags) (string, error) {
+func draftedCard(cmd *cobra.Command, file, name, runtimeDir string, options *draft.Options) (string, error) {
 	file, err := filepath.Abs(file)
 	if err != nil {
 		return "", fmt.Errorf("find model: %w", err)
 	}
 	path := inspect.CardFile(file)
-	if _, err := os.Stat(path); err == nil && !flags.set() {
+	if _, err := os.Stat(path); err == nil && !isSet(options) {
 		card, err := models.ReadCard(path)
 		if err != nil {
 			return "", err
@@ -185,11 +182,7 @@ func draftedCard(cmd *cobra.Command, file, name, runtimeDir string, flags *draft
 		return path, nil
 	}
 
-	options, err := flags.options()
-	if err != nil {
-		return "", err
-	}
-	result, err := inspect.File(cmd.Context(), file, options)
+	result, err := inspect.File(cmd.Context(), file, *options)
 	if err != nil {
 		return "", err
 	}

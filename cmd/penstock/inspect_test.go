@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/draft"
 	"github.com/penstock/penstock/models/onnxfile"
 )
 
@@ -77,18 +78,18 @@ func TestInspectErrors(t *testing.T) {
 	beyond := filepath.Join(dir, "beyond.onnx")
 	fatal(t, os.WriteFile(beyond, outside.Encode(), 0o644))
 	for want, words := range map[string][]string{
-		`--scale "0": want a number above 0`:            {file, "--scale", "0"},
-		`--scale "1/0": want a number above 0`:          {file, "--scale", "1/0"},
-		`--std "0": want one number`:                    {file, "--std", "0"},
-		`--mean "1,x": want one number`:                 {file, "--mean", "1,x"},
-		`--colour "red": want rgb or bgr`:               {file, "--colour", "red"},
-		`--size "3x": want sizes like`:                  {file, "--size", "3x"},
-		"--size has 2 numbers, want 0":                  {file, "--size", "32x32"},
-		"--mean and --std: 2 numbers, want 1 or 3":      {file, "--mean", "1,2"},
-		`output "yaml": want card or json`:              {file, "-o", "yaml"},
-		"is a Git LFS pointer; run":                     {pointer},
-		"the name leads out of the model's folder":      {beyond},
-		"no such file":                                  {filepath.Join(dir, "missing.onnx")},
+		`invalid argument "0" for "--scale" flag: want a number above 0`:   {file, "--scale", "0"},
+		`invalid argument "1/0" for "--scale" flag: want a number above 0`: {file, "--scale", "1/0"},
+		`invalid argument "0" for "--std" flag: want one number`:           {file, "--std", "0"},
+		`invalid argument "1,x" for "--mean" flag: want one number`:        {file, "--mean", "1,x"},
+		`invalid argument "red" for "--colour" flag: want rgb or bgr`:      {file, "--colour", "red"},
+		`invalid argument "3x" for "--size" flag: want sizes like`:         {file, "--size", "3x"},
+		"--size has 2 numbers, want 0":                                     {file, "--size", "32x32"},
+		"--mean and --std: 2 numbers, want 1 or 3":                         {file, "--mean", "1,2"},
+		`output "yaml": want card or json`:                                 {file, "-o", "yaml"},
+		"is a Git LFS pointer; run":                                        {pointer},
+		"the name leads out of the model's folder":                         {beyond},
+		"no such file": {filepath.Join(dir, "missing.onnx")},
 		"are for a model without a card; edit the card": {"add", "--model", "fashion", "--scale", "1/255"},
 		"add.onnx: no such file":                        {"add", "--model", filepath.Join(dir, "add.onnx")},
 	} {
@@ -125,15 +126,15 @@ func TestDraftedCard(t *testing.T) {
 		fatal(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	}
 
-	draft := func(flags draftFlags) (string, string, error) {
+	drafted := func(options draft.Options) (string, string, error) {
 		cmd := addCommand(nil)
 		var errs strings.Builder
 		cmd.SetErr(&errs)
 		cmd.SetContext(t.Context())
-		path, err := draftedCard(cmd, file, "mine", runtimeDir, &flags)
+		path, err := draftedCard(cmd, file, "mine", runtimeDir, &options)
 		return path, errs.String(), err
 	}
-	path, printed, err := draft(draftFlags{})
+	path, printed, err := drafted(draft.Options{})
 	fatal(t, err)
 	card, err := models.ReadCard(path)
 	fatal(t, err)
@@ -151,17 +152,17 @@ func TestDraftedCard(t *testing.T) {
 	fatal(t, os.Chmod(dir, 0o755))
 	_, rest, _ := strings.Cut(string(text), "\n")
 	fatal(t, os.WriteFile(beside, []byte(rest), 0o644))
-	if path, printed, err = draft(draftFlags{}); err != nil || path != beside || printed != "card: "+beside+"\n" {
+	if path, printed, err = drafted(draft.Options{}); err != nil || path != beside || printed != "card: "+beside+"\n" {
 		t.Errorf("card beside: %s, %q, %v", path, printed, err)
 	}
-	if _, _, err = draft(draftFlags{scale: "1/255"}); err == nil || !strings.Contains(err.Error(), "was edited: "+beside) {
+	if _, _, err = drafted(draft.Options{Scale: 1. / 255}); err == nil || !strings.Contains(err.Error(), "was edited: "+beside) {
 		t.Errorf("flags with an edited card: %v", err)
 	}
 	other := filepath.Join(dir, "other.onnx")
 	fatal(t, os.Rename(file, other))
 	fatal(t, os.WriteFile(beside, []byte(strings.Replace(rest, file, other, 1)), 0o644))
 	fatal(t, os.Link(other, file))
-	if _, _, err = draft(draftFlags{}); err == nil || !strings.Contains(err.Error(), beside+" is the card of "+other+", not of "+file) {
+	if _, _, err = drafted(draft.Options{}); err == nil || !strings.Contains(err.Error(), beside+" is the card of "+other+", not of "+file) {
 		t.Errorf("card of another model: %v", err)
 	}
 }
