@@ -257,7 +257,7 @@ func (w *writer) writeBatches(took time.Duration) {
 	for ladder := []int64{2, 5, 10}; slo < 10*took && slo < time.Minute; ladder = append(ladder[1:], 10*ladder[0]) {
 		slo = time.Duration(ladder[0]) * 50 * time.Millisecond
 	}
-	w.line("slo: %s%s", slo, guess(fmt.Sprintf("a run of one image took %s here", took.Round(time.Millisecond/10))))
+	w.line("slo: %s%s", slo, guess(fmt.Sprintf("a run of one image took %s here", took.Round(10*time.Microsecond))))
 }
 
 // shape returns a YAML list.

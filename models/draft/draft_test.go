@@ -89,6 +89,7 @@ func TestWriteLines(t *testing.T) {
 		"faces": {&picture320, observed(pictures, y("f32", 4200, 4), y("f32", 4200, 2), y("f32", 4200, 10)), Options{Scale: 1}, []string{
 			"decoder: {name: faces} # guess: the 3 outputs have boxes, points and scores per cell",
 		}, ""},
+		"map, no decoder":       {&picture320, observed(pictures, Output{Name: "out", Type: "f32", Shape: []int64{1, 320, 320}, Fractions: true}), Options{Scale: 1}, []string{"decoder: {name: raw}"}, "--decoder map (or polygons, if it finds text)"},
 		"class map":             {&picture320, observed(pictures, y("i64", 320, 320)), Options{Scale: 1, Decoder: "map"}, []string{"{name: out, type: i64, shape: [320, 320]}", "{name: map, cells: classes}"}, ""},
 		"key points":            {withMetadata(picture320, "task", "pose", "stride", "32", "kpt_shape", "[17, 3]"), observed(pictures, y("f32", 56, 2100)), Options{}, []string{"decoder: {name: yolo, keypoints: [17, 3]}"}, ""},
 		"rotated":               {withMetadata(picture320, "task", "obb", "stride", "32"), observed(pictures, y("f32", 20, 2100)), Options{}, []string{"decoder: {name: yolo, rotated: true}"}, ""},
@@ -113,6 +114,9 @@ func TestWriteLines(t *testing.T) {
 		}
 		if !strings.Contains(card.Hint, c.hint) || (card.Hint == "") != (c.hint == "") {
 			t.Errorf("%s: hint %q, want %q", name, card.Hint, c.hint)
+		}
+		if strings.Contains(card.Kind, "(a guess, --size sets it)") != c.o.SizeGuessed {
+			t.Errorf("%s: takes %s", name, card.Kind)
 		}
 	}
 	for want, options := range map[string]Options{"want 1 or 3": {Mean: []float64{1, 2}}, "are for pictures": {Scale: 1}} {

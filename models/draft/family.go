@@ -160,6 +160,9 @@ func (w *writer) kind(f family, known bool) string {
 		s := w.size()
 		takes = fmt.Sprintf("pictures, fitted into %d x %d", s[1], s[0])
 	}
+	if w.observed.SizeGuessed {
+		takes += " (a guess, --size sets it)"
+	}
 	if w.decoded(f, known) {
 		return takes + ", answers " + quote(f.name)
 	}
@@ -182,6 +185,8 @@ func (w *writer) hint(f family, known bool) string {
 		switch first := &w.observed.Outputs[0]; {
 		case len(first.Shape) <= 1:
 			decoder = "classes"
+		case len(first.Shape) == 3 && first.Shape[0] == 1 && first.Fractions:
+			decoder = "map (or polygons, if it finds text)"
 		case len(first.Shape) == 3, whole(first.Type):
 			decoder = "map"
 		case len(w.observed.Outputs) == 2:
