@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"errors"
+	"math"
 	"reflect"
 	"testing"
 )
@@ -130,4 +131,40 @@ func FuzzFound(f *testing.F) {
 			t.Fatalf("% x is written back as % x", payload, again)
 		}
 	})
+}
+
+func TestNarrow(t *testing.T) {
+	low, other := exampleBox, exampleBox
+	low.Score, other.Class = 0.25, 9
+	boxes := []Box{exampleBox, other, low, exampleBox}
+	points := []Point{{1, 2, 1}, {3, 4, 1}, {5, 6, 1}, {7, 8, 1}}
+	corner := []Point{{X: 1}}
+	mask := Mask{Columns: 3, Rows: 3, Bits: []byte{3, 1}}
+	masked := AppendMasked(AppendMasked(AppendMasksHead(nil, 5, 6), low, Mask{Columns: 6, Rows: 5}), exampleBox, mask)
+	wanted := func(class uint16, score float32) bool { return class == 3 && score >= 0.5 }
+	for _, c := range []struct {
+		kind          Kind
+		payload, want []byte
+	}{
+		{KindBoxes, AppendBoxes(nil, boxes), AppendBoxes(nil, []Box{exampleBox, exampleBox})},
+		{KindBoxes, nil, nil},
+		{KindTopK, AppendTopK(nil, []Class{{3, 0.75}, {9, 0.5}, {3, 0.125}}), AppendTopK(nil, []Class{{3, 0.75}})},
+		{KindPoints, AppendPoints(nil, boxes, points, 1), AppendPoints(nil, []Box{exampleBox, exampleBox}, []Point{points[0], points[3]}, 1)},
+		{KindMasks, masked, AppendMasked(AppendMasksHead(nil, 5, 6), exampleBox, mask)},
+		{KindPolygons, AppendPolygon(AppendPolygon(nil, 9, 1, nil), 3, 0.75, corner), AppendPolygon(nil, 3, 0.75, corner)},
+		{KindPolygons, AppendPolygon(nil, 3, float32(math.NaN()), corner), nil},
+		{KindText, AppendText(nil, 0.75, []byte("word")), AppendText(nil, 0.75, nil)},
+		{KindEmbedding, []byte{0, 0, 128, 63}, []byte{0, 0, 128, 63}},
+		{KindBoxes, []byte{1, 2, 3}, []byte{1, 2, 3}},
+		{KindMasks, masked[:len(masked)-1], masked[:len(masked)-1]},
+		{NumKinds, []byte{1}, []byte{1}},
+	} {
+		got := bytes.Clone(c.payload)
+		if n := testing.AllocsPerRun(1, func() { got = Narrow(c.kind, got, wanted) }); n != 0 {
+			t.Errorf("%v: %v allocations", c.kind, n)
+		}
+		if !bytes.Equal(got, c.want) {
+			t.Errorf("%v: %x, want %x", c.kind, got, c.want)
+		}
+	}
 }

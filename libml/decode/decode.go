@@ -17,6 +17,7 @@ import (
 	"math"
 
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
 )
 
 var (
@@ -127,6 +128,19 @@ func (d *Decoder) Append(dst []byte, outputs [][]byte) (payload []byte, kind uin
 		return dst, 0, d.notFinite[i]
 	}
 	return payload, d.kind, nil
+}
+
+// AppendFrom is Append for a request that wants nothing below a score, in 1/65535; 0 means the card's threshold. Leaving it
+// out of the result is the same as a higher threshold, since families keep the best, and only a better box suppresses
+// another.
+func (d *Decoder) AppendFrom(dst []byte, outputs [][]byte, lowest uint16) (payload []byte, kind uint8, err error) {
+	payload, kind, err = d.Append(dst, outputs)
+	if err != nil || lowest == 0 {
+		return payload, kind, err
+	}
+	least := float32(lowest) / math.MaxUint16
+	rest := wire.Narrow(wire.Kind(kind), payload[len(dst):], func(_ uint16, score float32) bool { return score >= least })
+	return payload[:len(dst)+len(rest)], kind, nil
 }
 
 // element returns element i of an output.

@@ -1,6 +1,7 @@
 package decode
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -252,6 +253,42 @@ func sameCorners(got []wire.Point, want [][2]float64, tolerance float64) bool {
 		}
 	}
 	return false
+}
+
+// TestLowestScore compares with the answers of cards with a higher threshold.
+func TestLowestScore(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.json")
+	must.OK(t, err)
+	for _, file := range files {
+		_, card, outputs := readReference(t, file)
+		if _, ok := card.Decoder.Params["score_threshold"]; !ok {
+			continue
+		}
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
+			d := newDecoder(t, card)
+			all, kind, err := d.Append(nil, outputs)
+			must.OK(t, err)
+			var scores []float32
+			wire.Narrow(wire.Kind(kind), bytes.Clone(all), func(_ uint16, score float32) bool { scores = append(scores, score); return true })
+			lowest := uint16(math.MaxUint16 * scores[len(scores)/2])
+			card.Decoder.Params["score_threshold"] = float64(lowest) / math.MaxUint16
+			want, _, err := newDecoder(t, card).Append([]byte("before"), outputs)
+			must.OK(t, err)
+
+			got, gotKind, err := d.AppendFrom([]byte("before"), outputs, lowest)
+			if err != nil || gotKind != kind || !bytes.Equal(got, want) || len(got) >= len("before")+len(all) {
+				t.Errorf("%d bytes of kind %d, %v, want %d of %d", len(got), gotKind, err, len(want), len(all))
+			}
+			for _, lower := range []uint16{0, 1} {
+				if got, _, err := d.AppendFrom(nil, outputs, lower); err != nil || !bytes.Equal(got, all) {
+					t.Errorf("%d bytes for a lower score than the card's, %v, want %d", len(got), err, len(all))
+				}
+			}
+			if n := testing.AllocsPerRun(5, func() { got, _, _ = d.AppendFrom(got[:0], outputs, lowest) }); n != 0 {
+				t.Errorf("%v allocations per image", n)
+			}
+		})
+	}
 }
 
 // FuzzFamilies decodes arbitrary bytes with the cards of the references. It expects an error, or a valid payload of finite

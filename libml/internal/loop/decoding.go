@@ -51,6 +51,7 @@ type decoding struct {
 // room is the place of an image's payload, and the result of its decoding.
 type room struct {
 	buffer  []byte // empty, with the capacity of the payload
+	lowest  uint16 // score that the client wants
 	payload []byte
 	kind    uint8
 	err     error // set before: the image is not decoded
@@ -100,7 +101,7 @@ func (d *decoding) decode(i int) {
 	}
 	d.tensors.Image(d.images[i], d.first+i)
 	var err error
-	if r.payload, r.kind, err = d.decoders[i].Append(r.buffer, d.images[i]); err != nil {
+	if r.payload, r.kind, err = d.decoders[i].AppendFrom(r.buffer, d.images[i], r.lowest); err != nil {
 		r.err = fmt.Errorf("decode outputs of %s: %w", d.card.Name, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/decode"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -65,6 +66,29 @@ func TestDecoding(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(100, func() { l.decoding.run(l.Tensors[0], 0) }); n > 0 {
 		t.Errorf("decoding allocates %v times", n)
+	}
+}
+
+// A request gets no scores below those that it wants.
+func TestLowestScore(t *testing.T) {
+	card := functiontest.Card()
+	card.Outputs = card.Outputs[:1]
+	card.Decoder = models.Decoder{Name: "topk"}
+	h := newHarness(t, card)
+	l := h.loop(h.Fake())
+	blank := make([]byte, card.Input.WireBytes()) // scores 2, 1 and 0
+	h.Publish(0, blank, nil)
+	h.Publish(1, blank, func(r *shm.Request, _ []shm.Fragment) { r.LowestScore = math.MaxUint16 })
+	l.Queue.State.Limit = 2
+	l.take()
+	l.beginOne(t)
+	must.OK(t, l.finish())
+	h.Replies(2)
+	for slot, want := range []int{3, 2} {
+		got, err := wire.DecodeTopK(nil, h.Channel.ResultBytes(uint32(slot)))
+		if err != nil || len(got) != want {
+			t.Errorf("slot %d is answered %v, %v, want %d classes", slot, got, err, want)
+		}
 	}
 }
 

@@ -163,7 +163,7 @@ func (l *Loop) decode(f *flight, i int) []room {
 				err = errNoRoom
 			}
 		}
-		d.rooms = append(d.rooms, room{buffer: buffer[:0], err: err})
+		d.rooms = append(d.rooms, room{buffer: buffer[:0], lowest: l.Ring.Request(r.Slot).LowestScore, err: err})
 	}
 	d.run(l.Tensors[f.slot], i)
 	return d.rooms
