@@ -47,10 +47,7 @@ func (d *boxes) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if err := d.keep(d, outputs, 0); err != nil {
-		return nil, err
-	}
-	return wire.AppendBoxes(dst, d.kept), nil
+	return d.appendBoxes(dst, d, outputs, 0)
 }
 
 // scan finds the scores of head i that are at least the threshold.
@@ -118,11 +115,8 @@ func (d *boxes) fromDistances(b *wire.Box, output []byte, column, line, stride f
 
 // distance returns the mean of the distribution that one softmax over the bins yields.
 func (d *boxes) distance(output []byte, side int) float32 {
-	output = output[4*side*d.bins:]
-	top := float32(math.Inf(-1))
-	for i := range d.bins {
-		top = max(top, element(output, i))
-	}
+	output = output[4*side*d.bins:][:4*d.bins]
+	_, top := largest(output)
 	var sum, mean float64
 	for i := range d.bins {
 		e := math.Exp(float64(element(output, i)) - float64(top))

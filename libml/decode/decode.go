@@ -172,6 +172,17 @@ func allFinite(outputs [][]byte) error {
 	return nil
 }
 
+// largest returns the index of the largest element, the first of equal ones.
+func largest(elements []byte) (at int, top float32) {
+	top = element(elements, 0)
+	for i := range len(elements) / 4 {
+		if v := element(elements, i); v > top {
+			at, top = i, v
+		}
+	}
+	return at, top
+}
+
 // raw passes on the tensors unchanged.
 type raw struct{ *models.Raw }
 

@@ -33,10 +33,7 @@ func (d *detr) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 		}
 		d.query(uint32(row), scores)
 	}
-	if err := d.keep(d, outputs, d.BoxesOutput); err != nil {
-		return nil, err
-	}
-	return wire.AppendBoxes(dst, d.kept), nil
+	return d.appendBoxes(dst, d, outputs, d.BoxesOutput)
 }
 
 // query adds the classes of a query.
@@ -49,10 +46,7 @@ func (d *detr) query(row uint32, scores []byte) {
 	}
 	top, sum := float32(0), 1.0
 	if d.Activation == "softmax" {
-		top = float32(math.Inf(-1))
-		for i := range len(scores) / 4 {
-			top = max(top, element(scores, i))
-		}
+		_, top = largest(scores)
 		sum = softmaxSum(scores, top)
 	}
 	for i := range d.NumClasses {

@@ -45,10 +45,7 @@ func (d *objects) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 			d.add(candidate{score: score, row: uint32(row), class: uint16(class)})
 		}
 	}
-	if err := d.keep(d, outputs, d.BoxesOutput); err != nil {
-		return nil, err
-	}
-	return wire.AppendBoxes(dst, d.kept), nil
+	return d.appendBoxes(dst, d, outputs, d.BoxesOutput)
 }
 
 func (d *objects) locate(c candidate, outputs [][]byte) (wire.Box, error) {

@@ -36,14 +36,3 @@ func (d *pose) point(i int, outputs [][]byte) wire.Point {
 	y, topY := largest(outputs[d.YOutput][4*i*d.Lines:][:4*d.Lines])
 	return wire.Point{X: float32(x) / float32(d.Columns), Y: float32(y) / float32(d.Lines), Score: topX/2 + topY/2}
 }
-
-// largest returns the index of the largest element, the first of equal ones.
-func largest(elements []byte) (at int, top float32) {
-	top = element(elements, 0)
-	for i := range len(elements) / 4 {
-		if v := element(elements, i); v > top {
-			at, top = i, v
-		}
-	}
-	return at, top
-}

@@ -113,6 +113,14 @@ func (s *suppression) keep(l locator, outputs [][]byte, output int) error {
 	return nil
 }
 
+// appendBoxes appends the boxes that are kept.
+func (s *suppression) appendBoxes(dst []byte, l locator, outputs [][]byte, output int) ([]byte, error) {
+	if err := s.keep(l, outputs, output); err != nil {
+		return nil, err
+	}
+	return wire.AppendBoxes(dst, s.kept), nil
+}
+
 // suppressed reports whether a better box of b's class overlaps it.
 func (s *suppression) suppressed(b *wire.Box) bool {
 	if s.overlap >= 1 {

@@ -1,8 +1,6 @@
 package decode
 
 import (
-	"math"
-
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -18,13 +16,7 @@ func (d *text) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 	payload := wire.AppendText(dst, 0, nil)
 	before, read, sum := -1, 0, 0.0
 	for step := range d.Steps {
-		values := outputs[0][4*step*d.Symbols:]
-		best, top := 0, float32(math.Inf(-1))
-		for i := range d.Symbols {
-			if v := element(values, i); v > top {
-				best, top = i, v
-			}
-		}
+		best, top := largest(outputs[0][4*step*d.Symbols:][:4*d.Symbols])
 		if best != before && best > 0 {
 			payload = append(payload, d.Labels[best-1]...)
 			sum += float64(top)

@@ -138,12 +138,7 @@ func (d *yolo) scanRows(output []byte) error {
 		if !finite(values[4*4 : 4*(5+d.NumClasses)]) {
 			return notFinite(d.Output)
 		}
-		class, best := 0, float32(math.Inf(-1))
-		for i := range d.NumClasses {
-			if v := element(values, 5+i); v > best {
-				class, best = i, v
-			}
-		}
+		class, best := largest(values[4*5 : 4*(5+d.NumClasses)])
 		if v := score * best; v >= d.threshold && v <= math.MaxFloat32 {
 			d.add(candidate{score: v, row: uint32(row), class: uint16(class)})
 		}
