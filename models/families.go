@@ -176,6 +176,8 @@ type Found struct {
 	Only []bool
 }
 
+func (f *Found) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
+
 // pick sets Only.
 func (f *Found) pick(c *Card, classes int) error {
 	if len(f.Classes) > 0 {
@@ -400,7 +402,7 @@ func (f *YOLO) ResultBytes() int {
 	case len(f.KeyPoints) > 0:
 		return wire.PointsHead + f.MaxBoxes*wire.PointedSize(f.KeyPoints[0])
 	}
-	return f.MaxBoxes * wire.BoxSize
+	return f.Found.ResultBytes()
 }
 
 // maxSide bounds sizes in cells or pixels, so that products stay small.
@@ -530,8 +532,6 @@ func (f *Objects) resolve(c *Card) (err error) {
 	return f.pick(c, classes)
 }
 
-func (f *Objects) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
-
 // DETR decodes boxes of transformers: a row per query, without suppression. Boxes are centre and size in fractions
 // of the picture.
 type DETR struct {
@@ -595,8 +595,6 @@ func (f *DETR) resolve(c *Card) (err error) {
 	}
 	return f.pick(c, f.NumClasses)
 }
-
-func (f *DETR) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
 
 // Text decodes a line of text from the probabilities of each step (CTC). The labels are the alphabet.
 type Text struct {
@@ -691,10 +689,7 @@ func (f *Map) resolve(c *Card) (err error) {
 		return err
 	}
 	f.Channels = c.Outputs[0].Elements() / (f.Rows * f.Columns)
-	if f.Cells != "classes" {
-		return nil
-	}
-	if f.Channels == 1 { // the model has chosen
+	if f.Cells != "classes" || f.Channels == 1 { // with one channel, the model has chosen
 		return nil
 	}
 	return c.labelled(f.Channels)

@@ -288,13 +288,10 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 		v.Find("reverse_channels").Reject("is true, want false: there is one channel")
 	}
 
-	for key, values := range map[string][]float32{"mean": f.Mean, "std": f.Std} {
-		if n := len(values); n > 0 && in.Channels > 0 && n != in.Channels {
+	for key, n := range map[string]int{"mean": len(f.Mean), "std": len(f.Std), "pad": len(f.Pad)} {
+		if n > 0 && in.Channels > 0 && n != in.Channels {
 			v.Find(key).Reject("has %d elements, want %d, one per channel", n, in.Channels)
 		}
-	}
-	if n := len(f.Pad); n > 0 && in.Channels > 0 && n != in.Channels {
-		v.Find("pad").Reject("has %d elements, want %d, one per channel", n, in.Channels)
 	}
 	switch hasMean, hasStd := v.Has("mean"), v.Has("std"); {
 	case !hasMean && hasStd:
