@@ -3,10 +3,8 @@
 package onnx
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"runtime"
 
@@ -16,7 +14,6 @@ import (
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/draft"
 	"github.com/penstock/penstock/models/onnxfile"
-	"github.com/penstock/penstock/wire"
 )
 
 // Experiment is a session on the CPU, to learn how a model behaves before it has a card. One goroutine may use it.
@@ -88,12 +85,17 @@ func (e *Experiment) Close() error { return e.session.Destroy() }
 
 // newValue makes an input.
 func newValue(t *draft.Tensor) (ort.Value, error) {
-	element, known := elementTypes[models.DType(t.Type)]
+	kind := models.DType(t.Type)
+	element, known := elementTypes[kind]
 	switch {
 	case !known:
 		return nil, fmt.Errorf("its type is %s, want numbers", t.Type)
 	case len(t.Shape) > 0:
-		return ort.NewCustomDataTensor(t.Shape, encode(models.DType(t.Type), t.Values), element)
+		var data []byte
+		for _, v := range t.Values {
+			data = kind.Append(data, v)
+		}
+		return ort.NewCustomDataTensor(t.Shape, data, element)
 	}
 	switch v := t.Values[0]; t.Type { // the wrapper's other tensors have at least one axis
 	case "i64":
@@ -106,24 +108,6 @@ func newValue(t *draft.Tensor) (ort.Value, error) {
 		return ort.NewScalar(v != 0)
 	}
 	return nil, fmt.Errorf("it is one value of type %s for all images, want bool, i32, i64 or f32", t.Type)
-}
-
-func encode(t models.DType, values []float64) (data []byte) {
-	for _, v := range values {
-		switch t {
-		case models.F16:
-			data = binary.LittleEndian.AppendUint16(data, wire.FloatToHalf(float32(v)))
-		case models.BF16:
-			data = binary.LittleEndian.AppendUint16(data, uint16(math.Float32bits(float32(v))>>16))
-		case models.F32:
-			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(v)))
-		case models.F64:
-			data = binary.LittleEndian.AppendUint64(data, math.Float64bits(v))
-		default: // whole numbers
-			data = append(data, binary.LittleEndian.AppendUint64(nil, uint64(int64(v)))[:t.Bytes()]...)
-		}
-	}
-	return data
 }
 
 // newOutput returns memory for an output that the wrapper cannot allocate, those in f16 and bf16, and nil for others.
