@@ -304,22 +304,13 @@ func (t *Tensor) appendBinary(raw []byte) []byte {
 	if raw == nil {
 		raw = []byte{}
 	}
-	switch values := t.Values.(type) {
-	case []float32:
-		for _, v := range values {
-			raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(v))
-		}
-	case []int32:
-		for _, v := range values {
-			raw = binary.LittleEndian.AppendUint32(raw, uint32(v))
-		}
-	case []uint8:
-		raw = append(raw, values...)
-	case []string:
-		for _, v := range values {
-			raw = binary.LittleEndian.AppendUint32(raw, uint32(len(v)))
-			raw = append(raw, v...)
-		}
+	texts, ok := t.Values.([]string)
+	if !ok {
+		raw, _ = binary.Append(raw, binary.LittleEndian, t.Values) // it knows slices of all numbers
+	}
+	for _, v := range texts {
+		raw = binary.LittleEndian.AppendUint32(raw, uint32(len(v)))
+		raw = append(raw, v...)
 	}
 	return raw
 }
