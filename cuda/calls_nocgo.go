@@ -12,8 +12,6 @@ func symbol(string) uint64 { return 0 }
 
 func call(uint64, *byte, []uint64) ([2]uint64, int32) { return [2]uint64{}, noCgo }
 
-func ipcImport(uint64, *Handle) ([2]uint64, int32) { return [2]uint64{}, noCgo }
-
 func moduleLoad(uint64, []byte, []byte) ([2]uint64, int32) { return [2]uint64{}, noCgo }
 
 func launch(uint64, uint64, [3]uint32, [3]uint32, uint32, uint64, *Args) int32 { return noCgo }

@@ -65,10 +65,6 @@ func call(address uint64, at *byte, arguments []uint64) ([2]uint64, int32) {
 	return unpack(C.pcu_call(C.uint64_t(address), (*C.uint64_t)(unsafe.SliceData(arguments)), C.size_t(len(arguments)), unsafe.Pointer(at)))
 }
 
-func ipcImport(address uint64, h *Handle) ([2]uint64, int32) {
-	return unpack(C.pcu_ipc_import(C.uint64_t(address), unsafe.Pointer(h)))
-}
-
 func moduleLoad(address uint64, image, log []byte) ([2]uint64, int32) {
 	return unpack(C.pcu_module_load(C.uint64_t(address), unsafe.Pointer(&image[0]), (*C.char)(unsafe.Pointer(&log[0])), C.size_t(len(log))))
 }

@@ -12,7 +12,6 @@ type ContextFlags uint32
 const (
 	ScheduleAuto  ContextFlags = 0 // the driver chooses: it spins if there are more CPUs than contexts
 	ScheduleSpin  ContextFlags = 1 // shortest latency, one CPU busy
-	scheduleYield ContextFlags = 2
 	ScheduleBlock ContextFlags = 4 // the thread sleeps
 )
 

@@ -56,9 +56,6 @@ var (
 	cuMemHostRegister         = need("cuMemHostRegister_v2")
 	cuMemHostGetDevicePointer = need("cuMemHostGetDevicePointer_v2")
 	cuMemHostUnregister       = need("cuMemHostUnregister")
-	cuIpcGetMemHandle         = may("cuIpcGetMemHandle")
-	cuIpcOpenMemHandle        = may("cuIpcOpenMemHandle_v2")
-	cuIpcCloseMemHandle       = may("cuIpcCloseMemHandle")
 
 	cuMemGetAllocationGranularity  = may("cuMemGetAllocationGranularity")
 	cuMemAddressReserve            = may("cuMemAddressReserve")

@@ -20,7 +20,6 @@ func TestLayouts(t *testing.T) {
 		{copyNode{}, 200, map[string]uintptr{"destination": 88, "width": 176, "height": 184, "depth": 192}},
 		{setNode{}, 40, map[string]uintptr{"pitch": 8, "value": 16, "elementSize": 20, "width": 24, "height": 32}},
 		{resource{}, 144, nil},
-		{Handle{}, 64, nil},
 	} {
 		kind := reflect.TypeOf(c.value)
 		if kind.Size() != c.bytes {

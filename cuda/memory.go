@@ -75,26 +75,3 @@ func (c *Context) Register(mem []byte, readOnly bool) (Pointer, error) {
 
 // Unregister undoes Register of the same memory.
 func (c *Context) Unregister(mem []byte) error { return cuMemHostUnregister.do(uint64(At(mem))) }
-
-// Handle identifies an allocation of another process (CUipcMemHandle). It may be sent
-// to any process of this machine, and is valid while the memory is allocated.
-type Handle [64]byte
-
-// Export returns a handle that other processes Import. p is an address from Allocate,
-// not one inside the allocation. Export arenas with ExportFD.
-func (c *Context) Export(p Pointer) (Handle, error) {
-	var h Handle
-	_, err := with(cuIpcGetMemHandle, &h, buffer, uint64(p))
-	return h, err
-}
-
-// Import maps another process's memory into this one. The driver refuses a handle that
-// this process exported itself. The memory is valid until CloseImport, even if the
-// other process ends or frees it.
-func (c *Context) Import(h Handle) (Pointer, error) {
-	p, err := cuIpcOpenMemHandle.special(func(address uint64) ([2]uint64, int32) { return ipcImport(address, &h) })
-	return Pointer(p), err
-}
-
-// CloseImport unmaps memory from Import.
-func (c *Context) CloseImport(p Pointer) error { return cuIpcCloseMemHandle.do(uint64(p)) }

@@ -106,8 +106,6 @@ func (b *bench) calls() map[string]func() error {
 		"cuMemHostAlloc":                func() error { return second(c.AllocateHost(64)) },
 		"cuMemHostRegister_v2":          func() error { return second(c.Register(b.mapped, false)) },
 		"cuMemHostGetDevicePointer_v2":  func() error { return second(c.Register(b.mapped, false)) },
-		"cuIpcGetMemHandle":             func() error { return second(c.Export(b.memory)) },
-		"cuIpcOpenMemHandle_v2":         func() error { return second(c.Import(cuda.Handle{})) },
 		"cuMemGetAllocationGranularity": func() error { return second(c.NewArena(1)) },
 		"cuMemCreate":                   func() error { return second(c.NewArena(1)) },
 		"cuMemAddressReserve":           func() error { return second(c.NewArena(1)) },
@@ -189,7 +187,6 @@ func TestRefusedDestroy(t *testing.T) {
 		"cuMemFree_v2":                 func() error { return c.Free(b.memory) },
 		"cuMemFreeHost":                func() error { return c.FreeHost(b.pinned) },
 		"cuMemHostUnregister":          func() error { return c.Unregister(b.mapped) },
-		"cuIpcCloseMemHandle":          func() error { return c.CloseImport(b.memory) },
 		"cuStreamDestroy_v2":           b.stream.Destroy,
 		"cuEventDestroy_v2":            b.event.Destroy,
 		"cuModuleUnload":               b.module.Unload,
@@ -378,7 +375,7 @@ func TestLaunch(t *testing.T) {
 	s := must.Get(b.green.NewStream())(t)
 	defer func() { must.OK(t, s.Destroy()) }()
 	b.args.SetUint32(1, 17)
-	b.args.SetInt32(2, -1)
+	b.args.SetUint32(2, 1<<32-1)
 	must.OK(t, b.fill.Launch([3]uint32{2, 3, 4}, [3]uint32{5, 6, 7}, 1024, s, b.args))
 	b.args.SetFloat32(1, 1.5)
 	b.args.SetUint32(2, 0)
@@ -458,7 +455,6 @@ func init() {
 		for symbol, use := range map[string]func() error{
 			"cuDeviceGetDevResource":        func() error { return second(d.Split()) },
 			"cuMemGetAllocationGranularity": func() error { return second(c.NewArena(1)) },
-			"cuIpcGetMemHandle":             func() error { return second(c.Export(1)) },
 			"cuStreamBeginCapture_v2":       s.Capture,
 			"cuStreamWriteValue32_v2":       func() error { return s.WriteValue(0, 1) },
 			"cuFuncGetParamInfo":            func() error { return second(cuda.Function{}.Parameters()) },
@@ -523,7 +519,7 @@ func TestGreenDestroy(t *testing.T) {
 }
 
 func TestOldDriver(t *testing.T) {
-	old, err := cudafake.Build(t.TempDir(), cudafake.Without("cuDeviceGetDevResource", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle",
+	old, err := cudafake.Build(t.TempDir(), cudafake.Without("cuDeviceGetDevResource", "cuMemGetAllocationGranularity",
 		"cuStreamBeginCapture_v2", "cuStreamWriteValue32_v2", "cuFuncGetParamInfo", "cuCtxGetExecAffinity"))
 	must.OK(t, err)
 	if message := inChild(t, "old", cudafake.Library(old)); message != "<nil>" {

@@ -6,22 +6,18 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <stdio.h>
-#include <string.h>
 
 typedef int CUresult;
-typedef unsigned long long CUdeviceptr;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUdevResource_st CUdevResource;
-typedef struct { char reserved[64]; } CUipcMemHandle;
 
 // Constants, as cuda.h names them.
 enum {
 	CUDA_ERROR_INVALID_VALUE = 1,
-	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 	CU_JIT_ERROR_LOG_BUFFER = 5,
 	CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
 };
@@ -57,15 +53,6 @@ pcu_result pcu_call(uint64_t function, const uint64_t *arguments, size_t count, 
 	}
 	r.code = POINTER(call, function)(a[0], a[1], a[2], a[3], a[4], a[5]);
 	return r;
-}
-
-pcu_result pcu_ipc_import(uint64_t function, const void *handle) {
-	typedef CUresult (*call)(CUdeviceptr *, CUipcMemHandle, unsigned);
-	CUipcMemHandle copy;
-	CUdeviceptr address = 0;
-	memcpy(&copy, handle, sizeof copy);
-	int32_t code = POINTER(call, function)(&address, copy, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-	return (pcu_result){code, {address}};
 }
 
 pcu_result pcu_module_load(uint64_t function, const void *image, char *log, size_t log_bytes) {

@@ -25,9 +25,7 @@ enum { PCU_MAX_ARGUMENTS = 6 };
 #define PCU_BUFFER 0x8000000000000002u
 pcu_result pcu_call(uint64_t function, const uint64_t *arguments, size_t count, void *buffer);
 
-// The functions that do not fit pcu_call: they take a struct by value, several arrays, or more arguments.
-
-pcu_result pcu_ipc_import(uint64_t function, const void *handle /* 64 bytes */);
+// The functions that do not fit pcu_call: they take several arrays, or more arguments.
 
 // image ends with a zero byte. log receives the compiler's log, which also ends with a zero byte.
 pcu_result pcu_module_load(uint64_t function, const void *image, char *log, size_t log_bytes);

@@ -212,7 +212,6 @@ type Accounts struct {
 	Bytes           int64 // of the Allocations and Memories that this process made
 	HostAllocations int64
 	Registrations   int64
-	Imports         int64
 	Reservations    int64
 	Memories        int64 // cuMemCreate and imports
 	Mappings        int64
@@ -226,7 +225,7 @@ type Accounts struct {
 	GreenBytes      int64 // memory of green contexts, which the driver never releases
 }
 
-const accountsBytes = 18 * 8
+const accountsBytes = 17 * 8
 
 // Out returns a copy with only the counts of unreleased things.
 func (a Accounts) Out() Accounts {

@@ -1,7 +1,6 @@
 package cudatest
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -26,9 +25,8 @@ func Child() {
 		return
 	}
 	play := map[string]func([]string) error{
-		"import": importMemory,
-		"arena":  importArena,
-		"fault":  fault,
+		"arena": importArena,
+		"fault": fault,
 	}[words[0]]
 	if play == nil {
 		fmt.Printf("no child plays %q\n", words[0])
@@ -119,27 +117,6 @@ func set(c *cuda.Context, p cuda.Pointer, n int, value byte) error {
 		return err
 	}
 	return s.Synchronize()
-}
-
-// importMemory opens the parent's allocation, and reads and writes it.
-func importMemory(words []string) error {
-	bytes, err := hex.DecodeString(words[0])
-	if err != nil {
-		return err
-	}
-	n, err := strconv.Atoi(words[1])
-	if err != nil {
-		return err
-	}
-	c, err := child()
-	if err != nil {
-		return err
-	}
-	p, err := c.Import(cuda.Handle(bytes))
-	if err != nil {
-		return err
-	}
-	return errors.Join(expect(c, p, n, parentByte), set(c, p, n, childByte), c.CloseImport(p), c.Close())
 }
 
 // importArena maps the parent's arena, which is descriptor 3.

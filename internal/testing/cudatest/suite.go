@@ -8,7 +8,6 @@ package cudatest
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -63,7 +62,6 @@ func Run(t *testing.T) {
 		{"AnArenaIsMappedTwice", arenas},
 		{"AnEvictedArenaKeepsItsAddress", evictsArena},
 		{"AnArenaIsSharedWithAnotherProcess", sharesArena},
-		{"MemoryIsSharedWithAnotherProcess", sharesMemory},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
 	}
@@ -987,21 +985,4 @@ func sharesArena(t *testing.T, b harness) {
 	check(t, set(b.Context, a.Pointer(), a.Bytes(), parentByte))
 	inChild(t, []*os.File{b.export(t, a)}, "arena", strconv.Itoa(a.Bytes()))
 	check(t, expect(b.Context, a.Pointer(), a.Bytes(), childByte))
-}
-
-func sharesMemory(t *testing.T, b harness) {
-	const n = 1 << 20
-	p := b.memory(t, n)
-	h, err := b.Export(p)
-	check(t, err)
-	if own, err := b.Import(h); err == nil {
-		t.Error("a process imported its own memory")
-		check(t, b.CloseImport(own))
-	}
-	check(t, set(b.Context, p, n, parentByte))
-	inChild(t, nil, "import", hex.EncodeToString(h[:]), strconv.Itoa(n))
-	check(t, expect(b.Context, p, n, childByte))
-	if _, err := b.Import(cuda.Handle{1, 2, 3}); err == nil || errors.Is(err, cuda.ErrLost) {
-		t.Errorf("a handle of nothing: %v", err)
-	}
 }

@@ -71,7 +71,6 @@ typedef struct node *CUgraphNode;
 typedef struct exec *CUgraphExec;
 typedef struct description *CUdevResourceDesc;
 typedef struct { unsigned char bytes[16]; } CUuuid;
-typedef struct { char reserved[64]; } CUipcMemHandle;
 typedef struct { int type; unsigned val; } CUexecAffinityParam;
 typedef struct { int type, id; } CUmemLocation;
 typedef struct {
@@ -112,7 +111,7 @@ enum {
 
 // Accounts: what is not released. The Go package reads them as an array of int64.
 struct accounts {
-	int64_t contexts, allocations, bytes, host_allocations, registrations, imports, reservations, memories, mappings;
+	int64_t contexts, allocations, bytes, host_allocations, registrations, reservations, memories, mappings;
 	int64_t streams, events, modules, graphs, executables, greens;
 	int64_t launches, lost, green_bytes;
 };
@@ -266,7 +265,7 @@ struct exec {
 
 // Ranges of addresses.
 // A MAPPED range lies in a RESERVED one, and comes before it in the list.
-enum place { DEVICE = 1, HOST, REGISTERED, IMPORTED, RESERVED, MAPPED };
+enum place { DEVICE = 1, HOST, REGISTERED, RESERVED, MAPPED };
 
 struct range {
 	enum place place;
@@ -956,52 +955,6 @@ CUresult cuMemHostUnregister(void *p) {
 		LEAVE(NOT_REGISTERED);
 	settle_all();
 	accounts->registrations--;
-	drop_range(r);
-	LEAVE(SUCCESS);
-}
-
-// An IPC handle tells another process where the file is.
-struct ipc { uint64_t magic, pid, fd, bytes; };
-#define IPC_MAGIC 0x66616b6563756461ull
-
-CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr at) {
-	ENTER(BOUND);
-	struct range *r = range_at(at, 1);
-	if (r == NULL || r->place != DEVICE)
-		LEAVE(INVALID_VALUE);
-	struct ipc handle = {IPC_MAGIC, getpid(), r->fd, r->bytes};
-	memset(out, 0, sizeof *out);
-	memcpy(out, &handle, sizeof handle);
-	LEAVE(SUCCESS);
-}
-
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle packed, unsigned flags) {
-	ENTER(BOUND);
-	struct ipc handle;
-	memcpy(&handle, &packed, sizeof handle);
-	if (flags != 1 || handle.magic != IPC_MAGIC)
-		LEAVE(INVALID_VALUE);
-	if (handle.pid == (uint64_t)getpid())
-		LEAVE(INVALID_CONTEXT);
-	char path[64];
-	snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)handle.pid, (int)handle.fd);
-	int fd = open(path, O_RDWR | O_CLOEXEC);
-	uint64_t at = fd < 0 ? 0 : map_file(fd, handle.bytes);
-	if (at == 0)
-		LEAVE(INVALID_VALUE);
-	add_range(IMPORTED, at, handle.bytes, fd);
-	accounts->imports++;
-	*out = at;
-	LEAVE(SUCCESS);
-}
-
-CUresult cuIpcCloseMemHandle(CUdeviceptr at) {
-	ENTER(BOUND);
-	struct range *r = range_of(at, IMPORTED);
-	if (r == NULL)
-		LEAVE(INVALID_VALUE);
-	settle_all();
-	accounts->imports--;
 	drop_range(r);
 	LEAVE(SUCCESS);
 }
