@@ -7,7 +7,7 @@
 // EXPORTED(name): a call passes the gate: it waits for the guest's turn and keeps the
 // turn until it returns. A program that is linked with libcuda finds these symbols.
 //
-// GATED(base): the same, for programs that look the function up by name.
+// GATED(base): the same, for a function that only programs that look it up by name find.
 //
 // FREE(base): passes at once, in and out of turn. These calls use no device memory, or
 // wait for work that was queued in turn.
@@ -95,31 +95,12 @@
 	PLAIN(cuTexObjectCreate) PLAIN(cuTexObjectDestroy) PLAIN(cuSurfObjectCreate) PLAIN(cuSurfObjectDestroy)
 
 #define KNOWN \
-	GATED(cuLaunchKernel) GATED(cuLaunchKernelEx) GATED(cuLaunchCooperativeKernel) GATED(cuLaunchHostFunc) \
-	GATED(cuLaunch) GATED(cuLaunchGrid) GATED(cuLaunchGridAsync) GATED(cuLaunchCooperativeKernelMultiDevice) \
-	GATED(cuGraphLaunch) GATED(cuGraphUpload) GATED(cuGraphInstantiate) GATED(cuGraphInstantiateWithFlags) \
-	GATED(cuGraphInstantiateWithParams) GATED(cuGraphExecUpdate) GATED(cuGraphExecDestroy) GATED(cuGraphDestroy) \
-	GATED(cuMemcpy) GATED(cuMemcpyAsync) GATED(cuMemcpyPeer) GATED(cuMemcpyPeerAsync) \
-	GATED(cuMemcpyHtoD) GATED(cuMemcpyDtoH) GATED(cuMemcpyDtoD) GATED(cuMemcpyHtoDAsync) GATED(cuMemcpyDtoHAsync) \
-	GATED(cuMemcpyDtoDAsync) GATED(cuMemcpyDtoA) GATED(cuMemcpyAtoD) GATED(cuMemcpyHtoA) GATED(cuMemcpyAtoH) \
-	GATED(cuMemcpyAtoA) GATED(cuMemcpyHtoAAsync) GATED(cuMemcpyAtoHAsync) GATED(cuMemcpy2D) GATED(cuMemcpy2DUnaligned) \
-	GATED(cuMemcpy2DAsync) GATED(cuMemcpy3D) GATED(cuMemcpy3DAsync) GATED(cuMemcpy3DPeer) GATED(cuMemcpy3DPeerAsync) \
-	GATED(cuMemcpyBatchAsync) GATED(cuMemcpy3DBatchAsync) \
-	GATED(cuMemsetD8) GATED(cuMemsetD16) GATED(cuMemsetD32) GATED(cuMemsetD2D8) GATED(cuMemsetD2D16) GATED(cuMemsetD2D32) \
-	GATED(cuMemsetD8Async) GATED(cuMemsetD16Async) GATED(cuMemsetD32Async) GATED(cuMemsetD2D8Async) \
-	GATED(cuMemsetD2D16Async) GATED(cuMemsetD2D32Async) \
-	GATED(cuStreamWaitValue32) GATED(cuStreamWaitValue64) GATED(cuStreamWriteValue32) GATED(cuStreamWriteValue64) \
-	GATED(cuStreamBatchMemOp) GATED(cuStreamAddCallback) GATED(cuStreamAttachMemAsync) \
-	GATED(cuEventRecord) GATED(cuEventRecordWithFlags) GATED(cuStreamWaitEvent) GATED(cuStreamDestroy) \
-	GATED(cuModuleLoad) GATED(cuModuleLoadData) GATED(cuModuleLoadDataEx) GATED(cuModuleLoadFatBinary) GATED(cuModuleUnload) \
-	GATED(cuModuleGetGlobal) GATED(cuLibraryLoadData) GATED(cuLibraryLoadFromFile) GATED(cuLibraryUnload) \
-	GATED(cuLibraryGetGlobal) GATED(cuLibraryGetModule) GATED(cuKernelGetFunction) GATED(cuModuleGetFunction) \
-	GATED(cuPointerGetAttribute) GATED(cuPointerGetAttributes) GATED(cuPointerSetAttribute) GATED(cuMemGetAccess) \
-	GATED(cuArrayCreate) GATED(cuArray3DCreate) GATED(cuArrayDestroy) GATED(cuMipmappedArrayCreate) GATED(cuMipmappedArrayDestroy) \
-	GATED(cuTexObjectCreate) GATED(cuTexObjectDestroy) GATED(cuSurfObjectCreate) GATED(cuSurfObjectDestroy) \
-	GATED(cuDevicePrimaryCtxRelease) GATED(cuIpcCloseMemHandle) \
-	GATED(cuGreenCtxCreate) GATED(cuGreenCtxDestroy) GATED(cuCtxFromGreenCtx) GATED(cuGreenCtxStreamCreate) \
-	GATED(cuExternalMemoryGetMappedBuffer) GATED(cuImportExternalMemory) GATED(cuDestroyExternalMemory) \
+	GATED(cuGraphInstantiate) GATED(cuGraphInstantiateWithFlags) GATED(cuGraphInstantiateWithParams) \
+	GATED(cuGraphExecUpdate) GATED(cuGraphExecDestroy) GATED(cuGraphDestroy) GATED(cuMemcpyBatchAsync) \
+	GATED(cuMemcpy3DBatchAsync) GATED(cuStreamDestroy) GATED(cuModuleGetFunction) GATED(cuDevicePrimaryCtxRelease) \
+	GATED(cuIpcCloseMemHandle) GATED(cuGreenCtxCreate) GATED(cuGreenCtxDestroy) GATED(cuCtxFromGreenCtx) \
+	GATED(cuGreenCtxStreamCreate) GATED(cuExternalMemoryGetMappedBuffer) GATED(cuImportExternalMemory) \
+	GATED(cuDestroyExternalMemory) \
 	FREE(cuInit) FREE(cuDriverGetVersion) FREE(cuGetErrorName) FREE(cuGetErrorString) FREE(cuGetExportTable) \
 	FREE(cuDeviceGet) FREE(cuDeviceGetCount) FREE(cuDeviceGetName) FREE(cuDeviceGetUuid) FREE(cuDeviceGetLuid) \
 	FREE(cuDeviceTotalMem) FREE(cuDeviceGetAttribute) FREE(cuDeviceGetProperties) FREE(cuDeviceComputeCapability) \

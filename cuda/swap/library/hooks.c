@@ -112,13 +112,6 @@ static const struct { const char *base; enum kind kind; } known[] = {
 #undef FREE
 };
 
-static enum kind kind_of(const char *base) {
-	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-		if (strcmp(known[i].base, base) == 0)
-			return known[i].kind;
-	return UNKNOWN;
-}
-
 // base_of removes what an exported name adds: _v2, _ptds, _ptsz.
 static void base_of(const char *name, char *base, size_t room) {
 	snprintf(base, room, "%s", name);
@@ -127,6 +120,19 @@ static void base_of(const char *name, char *base, size_t room) {
 		base[n -= 5] = 0;
 	if (n > 3 && base[n - 3] == '_' && base[n - 2] == 'v' && isdigit((unsigned char)base[n - 1]))
 		base[n - 3] = 0;
+}
+
+static enum kind kind_of(const char *base) {
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+		if (strcmp(known[i].base, base) == 0)
+			return known[i].kind;
+	for (int i = 0; i < EXPORT_COUNT; i++) {
+		char exported[64];
+		base_of(exports[i], exported, sizeof exported);
+		if (strcmp(exported, base) == 0)
+			return ENTER;
+	}
+	return UNKNOWN;
 }
 
 // gated returns a thunk for a function of the driver, or the function itself.
