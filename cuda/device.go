@@ -111,21 +111,12 @@ type Properties struct {
 	MemoryBytes int64
 	// Major and Minor are the compute capability: 9.0 on Hopper.
 	Major, Minor int
-	L2Bytes      int
-	// ThreadsPerSM is the max number of resident threads on one multiprocessor.
-	ThreadsPerSM int
 	// ClockKHz is the max clock of the multiprocessors.
 	ClockKHz int
-	// CanMapHost: kernels can read pinned host memory.
-	CanMapHost bool
-	// UnifiedAddressing: an address means the same to the CPU and the GPU.
-	UnifiedAddressing bool
-	// HostRegister: Register works. ReadOnlyHostRegister: it works on read-only
+	// ReadOnlyHostRegister: Register works on read-only
 	// mappings. HostPointer: registered memory has the same address for the CPU and the
 	// GPU.
-	HostRegister, ReadOnlyHostRegister, HostPointer bool
-	// PageableAccess: kernels can read host memory that is not registered.
-	PageableAccess bool
+	ReadOnlyHostRegister, HostPointer bool
 	// VirtualMemory: Arena works. FileHandles: an Arena can be exported.
 	VirtualMemory, FileHandles bool
 	// MPS: contexts of this process are clients of an MPS server.
@@ -157,15 +148,9 @@ func (d Device) Properties() (Properties, error) {
 		SMs:                  ask(attributeSMs),
 		Major:                ask(75),       // COMPUTE_CAPABILITY_MAJOR
 		Minor:                ask(76),       // COMPUTE_CAPABILITY_MINOR
-		L2Bytes:              ask(38),       // L2_CACHE_SIZE
-		ThreadsPerSM:         ask(39),       // MAX_THREADS_PER_MULTIPROCESSOR
 		ClockKHz:             ask(13),       // CLOCK_RATE
-		CanMapHost:           ask(19) != 0,  // CAN_MAP_HOST_MEMORY
-		UnifiedAddressing:    ask(41) != 0,  // UNIFIED_ADDRESSING
-		HostRegister:         ask(99) != 0,  // HOST_REGISTER_SUPPORTED
 		ReadOnlyHostRegister: ask(113) != 0, // READ_ONLY_HOST_REGISTER_SUPPORTED
 		HostPointer:          ask(91) != 0,  // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-		PageableAccess:       ask(88) != 0,  // PAGEABLE_MEMORY_ACCESS
 		VirtualMemory:        ask(102) != 0, // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 		FileHandles:          ask(103) != 0, // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
 		MPS:                  ask(133) != 0, // MPS_ENABLED

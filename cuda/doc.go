@@ -22,9 +22,8 @@
 // Device.
 //
 // Memory: a Pointer is an address that a GPU can use. With unified addressing, an
-// address means the same to the CPU and to the GPU. Every 64-bit Linux has it, and
-// Properties.UnifiedAddressing reports it. Memory of Go's heap is never given to CUDA:
-// a []byte passed to Register, At or a copy comes from mmap or from AllocateHost.
+// address means the same to the CPU and to the GPU. Every 64-bit Linux has it.
+// Memory of Go's heap is never given to CUDA: a []byte passed to Register, At or a copy comes from mmap or from AllocateHost.
 //
 // Errors: a refused call returns an *Error with the driver's code. Compare it with
 // errors.Is to ErrOutOfMemory, ErrTooFewSMs, ErrNotReady, ErrNotSupported and ErrLost.

@@ -47,7 +47,6 @@ type Region struct {
 	mem  []byte // whole pages
 	size int
 	file *os.File
-	huge bool
 	once sync.Once
 }
 
@@ -78,7 +77,6 @@ func create(name string, size int, o Options) (*Region, error) {
 		// If this fails for any reason, use ordinary pages. Usually the
 		// machine has no free huge pages, or the process may not use them.
 		if r, err := createOn(name, size, hugePageBytes, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, o); err == nil {
-			r.huge = true
 			return r, nil
 		}
 	}
@@ -246,7 +244,7 @@ func mapFile(f *os.File, size, allocated int, writable bool) (*Region, error) {
 	if allocated > 0 && allocated != size {
 		_ = unix.Madvise(mem[:allocated], unix.MADV_POPULATE_WRITE) // Linux before 5.14 cannot
 	}
-	return &Region{mem: mem, size: size, file: f, huge: page == hugePageBytes}, nil
+	return &Region{mem: mem, size: size, file: f}, nil
 }
 
 // Bytes is the mapping, valid until Close.
@@ -258,9 +256,6 @@ func (r *Region) File() *os.File { return r.file }
 
 // Size is the requested size, in bytes.
 func (r *Region) Size() int { return r.size }
-
-// Huge reports whether the region has huge pages reserved for it.
-func (r *Region) Huge() bool { return r.huge }
 
 // Close unmaps the region and closes its file. The kernel frees the memory when
 // the last process has done so. Bytes must not be used afterwards. Closing

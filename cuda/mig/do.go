@@ -36,13 +36,13 @@ func undo(s Session, steps []Step, n int, cause error) *Failure {
 		if back.Op == DestroyCompute {
 			id, err := computeID(s, back)
 			if err != nil {
-				f.UndoStep, f.UndoErr = back, err
+				f.UndoErr = err
 				return f
 			}
 			back.Compute.ID = id
 		}
 		if err := s.Take(back); err != nil {
-			f.UndoStep, f.UndoErr = back, err
+			f.UndoErr = err
 			return f
 		}
 		f.Left = steps[:i]
@@ -95,10 +95,8 @@ type Failure struct {
 	// Done are the steps before it. Left are those of them that are still in effect;
 	// empty if all were undone.
 	Done, Left []Step
-	// UndoStep is the step that could not be undone, and UndoErr is why; nil if all
-	// were undone.
-	UndoStep Step
-	UndoErr  error
+	// UndoErr is why the next step could not be undone; nil if all were undone.
+	UndoErr error
 }
 
 func (f *Failure) Error() string {

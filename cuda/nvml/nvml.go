@@ -96,11 +96,8 @@ func (m ComputeMode) String() string {
 type Usage struct {
 	UsedBytes, FreeBytes, TotalBytes int64
 	// BusyPercent is the part of the last sample period (a sixth of a second to a
-	// second) in which a kernel ran. MemoryPercent is the part in which memory was read
-	// or written.
-	BusyPercent, MemoryPercent int
-	// SMClockMHz is the clock of the multiprocessors; 0 if unknown.
-	SMClockMHz int
+	// second) in which a kernel ran.
+	BusyPercent int
 }
 
 // Process is a process that has a context on a device.

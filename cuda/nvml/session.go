@@ -196,10 +196,7 @@ func (s *session) Usage(uuid string) (Usage, error) {
 		if err := refused("nvmlDeviceGetUtilizationRates", uuid, ret); err != nil {
 			return u, err
 		}
-		u.BusyPercent, u.MemoryPercent = int(load.Gpu), int(load.Memory)
-	}
-	if clock, ret := h.GetClockInfo(lib.CLOCK_SM); ret == lib.SUCCESS {
-		u.SMClockMHz = int(clock)
+		u.BusyPercent = int(load.Gpu)
 	}
 	return u, nil
 }

@@ -65,7 +65,7 @@ func TestSession(t *testing.T) {
 			t.Errorf("devices %+v, %v", devices, err)
 		}
 		u, err := s.Usage(first)
-		if want := (Usage{UsedBytes: 300, FreeBytes: 600, TotalBytes: 1000, BusyPercent: 70, MemoryPercent: 30, SMClockMHz: 1980}); err != nil || u != want {
+		if want := (Usage{UsedBytes: 300, FreeBytes: 600, TotalBytes: 1000, BusyPercent: 70}); err != nil || u != want {
 			t.Errorf("usage %+v, %v", u, err)
 		}
 		if u, err = s.Usage(second); err != nil || u.BusyPercent != 0 || u.UsedBytes != 300 {

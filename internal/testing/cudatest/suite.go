@@ -202,7 +202,7 @@ func properties(t *testing.T) {
 	p, err := d.Properties()
 	check(t, err)
 	t.Logf("%v: %+v", d, p)
-	if p.SMs <= 0 || p.MemoryBytes <= 0 || p.Major < 5 || p.L2Bytes <= 0 || p.ThreadsPerSM < 1024 || !p.CanMapHost || !p.UnifiedAddressing {
+	if p.SMs <= 0 || p.MemoryBytes <= 0 || p.Major < 5 || p.ClockKHz <= 0 {
 		t.Errorf("%+v", p)
 	}
 }

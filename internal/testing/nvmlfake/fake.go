@@ -123,7 +123,7 @@ func (s *Session) Usage(uuid string) (nvml.Usage, error) {
 	}
 	defer s.mu.Unlock()
 	i := slices.IndexFunc(s.devices, func(d nvml.Device) bool { return d.UUID == uuid })
-	u := nvml.Usage{TotalBytes: s.devices[i].MemoryBytes, UsedBytes: s.hidden[uuid], SMClockMHz: 1980}
+	u := nvml.Usage{TotalBytes: s.devices[i].MemoryBytes, UsedBytes: s.hidden[uuid]}
 	for _, p := range s.processes[uuid] {
 		u.UsedBytes += max(p.UsedBytes, 0)
 	}
