@@ -183,9 +183,8 @@ func ask(dir string, request *http.Request) ([]byte, error) {
 		return nil, fmt.Errorf("reach manager: %w", cause)
 	}
 	if err != nil {
-		var noise *url.Error // "Post http://manager/add" means nothing to an operator
-		if errors.As(err, &noise) {
-			err = noise.Err
+		if noise, ok := errors.AsType[*url.Error](err); ok {
+			err = noise.Err // "Post http://manager/add" means nothing to an operator
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
 			return nil, fmt.Errorf("reach manager: manager ended before it answered: %w; check the functions with `penstock if list` when it runs again", err)

@@ -16,6 +16,7 @@ package control
 // once.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -46,15 +47,11 @@ type AttachListener struct {
 	uid      int // user whose processes may attach
 	log      zerolog.Logger
 	arrived  chan arrival
-	stop     chan struct{}
-	stopOnce sync.Once
 
+	ctx        context.Context // ends with Close
+	cancel     context.CancelFunc
 	background sync.WaitGroup
 	rejected   atomic.Uint64
-
-	mu         sync.Mutex
-	handshakes map[*net.UnixConn]struct{} // connections in their handshake
-	stopping   bool
 }
 
 type arrival struct {
@@ -70,13 +67,9 @@ func ListenAttach(path string, uid int, log zerolog.Logger) (*AttachListener, er
 	if err != nil {
 		return nil, fmt.Errorf("open attach socket: %w", err)
 	}
-	a := &AttachListener{
-		listener: l, uid: uid, log: log,
-		arrived: make(chan arrival), stop: make(chan struct{}),
-		handshakes: map[*net.UnixConn]struct{}{},
-	}
-	a.background.Add(1)
-	go a.listen()
+	a := &AttachListener{listener: l, uid: uid, log: log, arrived: make(chan arrival)}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	a.background.Go(a.listen)
 	return a, nil
 }
 
@@ -88,7 +81,7 @@ func (a *AttachListener) Accept() (*AttachConn, Attach, error) {
 	select {
 	case in := <-a.arrived:
 		return in.conn, in.attach, nil
-	case <-a.stop:
+	case <-a.ctx.Done():
 		return nil, Attach{}, net.ErrClosed
 	}
 }
@@ -102,14 +95,8 @@ func (a *AttachListener) Rejected() uint64 { return a.rejected.Load() }
 // Close stops listening, removes the socket file, and waits for the goroutines. Accepted connections
 // stay open.
 func (a *AttachListener) Close() error {
-	a.stopOnce.Do(func() { close(a.stop) })
+	a.cancel()
 	err := a.listener.Close()
-	a.mu.Lock()
-	a.stopping = true
-	for c := range a.handshakes {
-		c.Close()
-	}
-	a.mu.Unlock()
 	a.background.Wait()
 	return err
 }
@@ -117,7 +104,7 @@ func (a *AttachListener) Close() error {
 // listen accepts connections. Each handshake has its own goroutine, so that a silent peer does not
 // delay the others.
 func (a *AttachListener) listen() {
-	defer a.background.Done()
+	handshakes := make(chan struct{}, maxHandshakes)
 	for {
 		c, err := a.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -127,21 +114,20 @@ func (a *AttachListener) listen() {
 			a.log.Error().Err(err).Msg("cannot accept process")
 			select {
 			case <-time.After(RepeatEvery):
-			case <-a.stop:
+			case <-a.ctx.Done():
 			}
 			continue
 		}
-		if !a.add(c) {
+		select {
+		case handshakes <- struct{}{}:
+			a.background.Go(func() {
+				a.handshake(c)
+				<-handshakes
+			})
+		default:
 			c.Close()
 			a.rejected.Add(1)
-			continue
 		}
-		a.background.Add(1)
-		go func() {
-			defer a.background.Done()
-			defer a.remove(c)
-			a.handshake(c)
-		}()
 	}
 }
 
@@ -149,30 +135,15 @@ func (a *AttachListener) listen() {
 // ones, so that peers that send nothing cannot use up goroutines and descriptors.
 const maxHandshakes = 1024
 
-func (a *AttachListener) add(c *net.UnixConn) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.stopping || len(a.handshakes) >= maxHandshakes {
-		return false
-	}
-	a.handshakes[c] = struct{}{}
-	return true
-}
-
-func (a *AttachListener) remove(c *net.UnixConn) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.handshakes, c)
-}
-
 func (a *AttachListener) handshake(c *net.UnixConn) {
+	defer context.AfterFunc(a.ctx, func() { c.Close() })()
 	conn := &AttachConn{unixsock.NewLink(c, unixsock.Limits{SendBytes: maxAttachedBytes, ReceiveBytes: maxAttachBytes})}
 	attach, err := conn.readAttach(a.uid)
 	if err == nil {
 		select {
 		case a.arrived <- arrival{conn, attach}:
 			return
-		case <-a.stop:
+		case <-a.ctx.Done():
 		}
 	} else if !errors.Is(err, net.ErrClosed) {
 		a.log.Warn().Err(err).Msg("process did not attach")

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"regexp"
+	"slices"
 )
 
 // maxNameBytes is the max length of an inference function's name. Names become parts of cgroup
@@ -26,17 +28,15 @@ func decodeStrict(message []byte, v any) error {
 	return nil
 }
 
+var plainName = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
 // CheckName refuses a name that could not be part of a file name.
 func CheckName(name string) error {
 	if name == "" || len(name) > maxNameBytes {
 		return fmt.Errorf("%w: name %.20q has %d bytes, want 1 to %d", ErrBadMessage, name, len(name), maxNameBytes)
 	}
-	for _, c := range []byte(name) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
-		default:
-			return fmt.Errorf("%w: name %q: want letters, digits, '-' and '_' only", ErrBadMessage, name)
-		}
+	if !plainName.MatchString(name) {
+		return fmt.Errorf("%w: name %q: want letters, digits, '-' and '_' only", ErrBadMessage, name)
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func (o *Observed) Check() error {
 }
 
 // order lists the states in the order of a successful life.
-var order = [...]State{Starting, Loaded, Linking, Ready, Active, Draining, Stopped, Failed}
+var order = []State{Starting, Loaded, Linking, Ready, Active, Draining, Stopped, Failed}
 
 // Known reports whether s is one of the states.
 func (s State) Known() bool { return s.rank() >= 0 }
@@ -146,41 +146,29 @@ func (s State) Follows(before State) bool {
 	return s.Known() && before.Known() && !before.Ended() && s.rank() >= before.rank()
 }
 
-func (s State) rank() int {
-	for i, t := range order {
-		if s == t {
-			return i
-		}
-	}
-	return -1
+func (s State) rank() int { return slices.Index(order, s) }
+
+func decodeDesired(message []byte) (d Desired, err error) {
+	err = decodeState("manager", message, &d)
+	return d, err
 }
 
-// decodeDesired and decodeObserved decode a whole state from a peer. They check the version
-// first.
-func decodeDesired(message []byte) (Desired, error) {
-	var d Desired
-	if err := peekVersion("manager", message); err != nil {
-		return d, err
-	}
-	if err := decodeStrict(message, &d); err != nil {
-		return d, fmt.Errorf("read desired state: %w", err)
-	}
-	if err := d.Check(); err != nil {
-		return d, fmt.Errorf("read desired state: %w", err)
-	}
-	return d, nil
+func decodeObserved(message []byte) (o Observed, err error) {
+	err = decodeState("orchestrator", message, &o)
+	return o, err
 }
 
-func decodeObserved(message []byte) (Observed, error) {
-	var o Observed
-	if err := peekVersion("orchestrator", message); err != nil {
-		return o, err
+// decodeState decodes the whole state of a peer. It checks the version first.
+func decodeState(peer string, message []byte, state interface{ Check() error }) error {
+	if err := peekVersion(peer, message); err != nil {
+		return err
 	}
-	if err := decodeStrict(message, &o); err != nil {
-		return o, fmt.Errorf("read observed state: %w", err)
+	err := decodeStrict(message, state)
+	if err == nil {
+		err = state.Check()
 	}
-	if err := o.Check(); err != nil {
-		return o, fmt.Errorf("read observed state: %w", err)
+	if err != nil {
+		return fmt.Errorf("read state of %s: %w", peer, err)
 	}
-	return o, nil
+	return nil
 }

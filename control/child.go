@@ -106,22 +106,6 @@ func NewParent(f *os.File, shook bool) (*Parent, error) {
 	return &Parent{l: l, versionChecked: shook}, nil
 }
 
-// SocketPair makes the link. It returns the orchestrator's end, and the file that the
-// child is to inherit as ChildFD. The caller closes the file once the child has been
-// started. Both are closed on exec.
-func SocketPair() (*Parent, *os.File, error) {
-	parent, child, err := unixsock.Pair()
-	if err != nil {
-		return nil, nil, fmt.Errorf("make child link: %w", err)
-	}
-	l, err := newChildLink(parent)
-	if err != nil {
-		child.Close()
-		return nil, nil, err
-	}
-	return &Parent{l: l}, child, nil
-}
-
 // Order sends o. Any goroutine may call it. It returns ErrPeerTimeout if the child leaves its
 // orders unread, and ErrHungUp if the child has closed its end or exited. It sets the
 // version of a Start.
@@ -222,8 +206,7 @@ func NewChild(f *os.File) (*Child, error) {
 		l.Close()
 		return nil, err
 	}
-	c.read.Add(1)
-	go c.receive()
+	c.read.Go(c.receive)
 	return c, nil
 }
 
@@ -311,7 +294,6 @@ func (c *Child) Close() error {
 
 // receive passes on orders until the orchestrator has gone, or breaks the protocol.
 func (c *Child) receive() {
-	defer c.read.Done()
 	hosted := hostedMembers{worker: c, members: map[string]*Child{}}
 	defer hosted.end()
 	defer close(c.orders)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/unixsock"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +32,9 @@ func startPair(t *testing.T) (*Parent, *Child) {
 
 func pair(t *testing.T) (*Parent, *os.File) {
 	t.Helper()
-	p, f, err := SocketPair()
+	own, f, err := unixsock.Pair()
+	must.OK(t, err)
+	p, err := NewParent(own, false)
 	must.OK(t, err)
 	t.Cleanup(func() { p.Close(); f.Close() })
 	return p, f

@@ -51,8 +51,7 @@ func ListenManager(dir string, log zerolog.Logger) (*ManagerLink, error) {
 	}
 	m := &ManagerLink{listener: listener}
 	m.l.init("orchestrator", decodeObserved, log)
-	m.l.background.Add(1)
-	go m.accept()
+	m.l.background.Go(m.accept)
 	return m, nil
 }
 
@@ -92,7 +91,6 @@ func (m *ManagerLink) Close() error {
 const maxStrangers = 8
 
 func (m *ManagerLink) accept() {
-	defer m.l.background.Done()
 	strangers := make(chan struct{}, maxStrangers)
 	for {
 		c, err := m.listener.AcceptUnix()
@@ -111,11 +109,7 @@ func (m *ManagerLink) accept() {
 			c.Close()
 			continue
 		}
-		m.l.background.Add(1)
-		go func() {
-			defer m.l.background.Done()
-			m.l.serve(c, true, func() { <-strangers })
-		}()
+		m.l.background.Go(func() { m.l.serve(c, true, func() { <-strangers }) })
 	}
 }
 
@@ -135,8 +129,7 @@ func DialOrchestrator(dir string, log zerolog.Logger) (*OrchestratorLink, error)
 	}
 	o := &OrchestratorLink{}
 	o.l.init("manager", decodeDesired, log)
-	o.l.background.Add(1)
-	go o.dial(path)
+	o.l.background.Go(func() { o.dial(path) })
 	return o, nil
 }
 
@@ -170,7 +163,6 @@ func (o *OrchestratorLink) Close() error {
 }
 
 func (o *OrchestratorLink) dial(path string) {
-	defer o.l.background.Done()
 	var dialer net.Dialer
 	for o.l.ctx.Err() == nil {
 		c, err := dialer.DialContext(o.l.ctx, "unix", path)

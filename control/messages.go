@@ -9,6 +9,7 @@
 package control
 
 import (
+	"cmp"
 	"encoding/json"
 	"reflect"
 	"time"
@@ -49,25 +50,18 @@ const (
 
 // Change is the log message for a process that has reached this state.
 func (s State) Change() string {
-	switch s {
-	case Starting:
-		return "process starts"
-	case Loaded:
-		return "process has loaded its model"
-	case Linking:
-		return "process links its model"
-	case Ready:
-		return "process is ready"
-	case Active:
-		return "process serves"
-	case Draining:
-		return "process drains"
-	case Stopped:
-		return "process stopped"
-	case Failed:
-		return "process failed"
-	}
-	return "process is in an unknown state"
+	return cmp.Or(changes[s], "process is in an unknown state")
+}
+
+var changes = map[State]string{
+	Starting: "process starts",
+	Loaded:   "process has loaded its model",
+	Linking:  "process links its model",
+	Ready:    "process is ready",
+	Active:   "process serves",
+	Draining: "process drains",
+	Stopped:  "process stopped",
+	Failed:   "process failed",
 }
 
 // Ended reports whether the process has exited.

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/unixsock"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gpu"
@@ -156,7 +157,9 @@ type child struct {
 // connect runs the program at the other end of a link with the orchestrator.
 func connect(t testing.TB, run func(*control.Child) error) (*control.Parent, <-chan error) {
 	t.Helper()
-	parent, end, err := control.SocketPair()
+	own, end, err := unixsock.Pair()
+	must.OK(t, err)
+	parent, err := control.NewParent(own, false)
 	must.OK(t, err)
 	t.Cleanup(func() { parent.Close() })
 	ended := make(chan error, 1)

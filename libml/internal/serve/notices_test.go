@@ -6,10 +6,13 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
 func TestNotices(t *testing.T) {
-	parent, end, err := control.SocketPair()
+	own, end, err := unixsock.Pair()
+	must.OK(t, err)
+	parent, err := control.NewParent(own, false)
 	must.OK(t, err)
 	defer parent.Close()
 	must.OK(t, parent.Order(control.Order{Do: control.DoStart, Start: &control.Start{IF: "test"}}))
