@@ -55,17 +55,6 @@ type WorkerStatus struct {
 	NeededBytes int64 `json:"needed_bytes,omitempty"`
 }
 
-// ResidencyStatus tells whether the model of a worker's member is in memory, and what loading it has cost.
-type ResidencyStatus struct {
-	State ResidencyState `json:"state"`
-	// Bytes is the memory that the model takes while it is not evicted.
-	Bytes     int64  `json:"bytes"`
-	Loads     uint64 `json:"loads"`
-	Evictions uint64 `json:"evictions"`
-	// LastLoadMillis is how long the last load took.
-	LastLoadMillis float64 `json:"last_load_ms"`
-}
-
 // ConfigurationStatus says how a node relates to its configuration file.
 type ConfigurationStatus struct {
 	// File is the absolute path; empty if the node runs on the built-in configuration.
@@ -171,8 +160,9 @@ type FunctionStatus struct {
 	// Worker is the worker that hosts the function; empty: it runs in its own process. Its
 	// members share the guarantee.
 	Worker string `json:"worker,omitempty"`
-	// Residency is nil unless the function is in a worker with limited memory.
-	Residency *ResidencyStatus `json:"residency,omitempty"`
+	// Residency is nil unless the function is in a worker with limited memory. WorkerStatus has what
+	// concerns the whole worker.
+	Residency *Residency `json:"residency,omitempty"`
 	// Unsaved is empty if the function is the same as in the configuration file.
 	Unsaved Unsaved `json:"unsaved,omitempty"`
 	// Instances are the function's instances, in order.

@@ -14,12 +14,15 @@ func (in *instance) residency() *control.Residency {
 	return in.reported.Residency
 }
 
-// residencyStatus describes that for users. The counters are those of the process.
-func residencyStatus(r *control.Residency) *control.ResidencyStatus {
+// residencyStatus describes that for users, without what concerns the whole worker. The counters are
+// those of the process.
+func residencyStatus(r *control.Residency) *control.Residency {
 	if r == nil {
 		return nil
 	}
-	return &control.ResidencyStatus{State: r.State, Bytes: r.Bytes, Loads: r.Loads, Evictions: r.Evictions, LastLoadMillis: r.LastLoadMillis}
+	own := *r
+	own.FixedBytes, own.Thrashing, own.NeededBytes = 0, false, 0
+	return &own
 }
 
 // limitsOf returns the limits of a worker.

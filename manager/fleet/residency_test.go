@@ -17,7 +17,7 @@ func (b *nodeBed) loaded(name string, r *control.Residency) {
 
 func TestResidencyStatus(t *testing.T) {
 	b := workerNode(t, configs.DeviceCPU, member("a", "cold", time.Second), member("b", "cold", time.Second), member("c", "warm", time.Second))
-	status := func() control.ResidencyStatus {
+	status := func() control.Residency {
 		t.Helper()
 		r := b.status("a").Residency
 		if r == nil {
@@ -31,7 +31,7 @@ func TestResidencyStatus(t *testing.T) {
 	b.loaded("a", &control.Residency{State: control.Resident, Bytes: 9, Loads: 2, Evictions: 1, LastLoadMillis: 4.5})
 	b.loaded("a", &control.Residency{State: control.Evicted, Bytes: 9, Loads: 2, Evictions: 2, LastLoadMillis: 4.5})
 	b.loaded("c", nil)
-	if got := status(); got != (control.ResidencyStatus{State: control.Evicted, Bytes: 9, Loads: 2, Evictions: 2, LastLoadMillis: 4.5}) {
+	if got := status(); got != (control.Residency{State: control.Evicted, Bytes: 9, Loads: 2, Evictions: 2, LastLoadMillis: 4.5}) {
 		t.Errorf("status %+v", got)
 	}
 	if r := b.status("c").Residency; r != nil {

@@ -65,7 +65,7 @@ func TestWorkerColumn(t *testing.T) {
 	if strings.Contains(got, "load") {
 		t.Errorf("loads of a worker without a limit:\n%s", got)
 	}
-	s.Functions[1].Residency = &control.ResidencyStatus{State: control.Evicted, Loads: 120, LastLoadMillis: 14}
+	s.Functions[1].Residency = &control.Residency{State: control.Evicted, Loads: 120, LastLoadMillis: 14}
 	s.Workers = []control.WorkerStatus{{Name: "cold", Thrashing: true, NeededBytes: 12<<20 - 1}, {Name: "warm", MemoryBytes: 1 << 20}}
 	got = text()
 	for _, word := range []string{"cold, evicted", "loads", "120", "last load", "14.0 ms", "worker cold: thrashing", "`memory: 12MiB` would end that"} {

@@ -54,7 +54,7 @@ type LiveFunction struct {
 	Batch       float64 `json:"batch"`
 	// Worker and Residency are those of control.FunctionStatus.
 	Worker    string                   `json:"worker,omitempty"`
-	Residency *control.ResidencyStatus `json:"residency,omitempty"`
+	Residency *control.Residency `json:"residency,omitempty"`
 
 	notOKPercent float64
 	host         string

@@ -94,7 +94,7 @@ func TestLiveLines(t *testing.T) {
 			t.Errorf("lines %+v, want %q in line %d", all, want, i)
 		}
 	}
-	after.Status.Functions[1].Worker, after.Status.Functions[1].Residency = "cold", &control.ResidencyStatus{State: control.Resident}
+	after.Status.Functions[1].Worker, after.Status.Functions[1].Residency = "cold", &control.Residency{State: control.Resident}
 	after.Status.Workers = []control.WorkerStatus{{Name: "cold", Thrashing: true, NeededBytes: 1}}
 	live = NewLive(&before, &after)
 	all = live.Lines(0)
