@@ -103,7 +103,7 @@ func (s *server) camera(w http.ResponseWriter, r *http.Request) {
 		err = fmt.Errorf("%s: %w", name, functions.ErrNoPicture)
 	}
 	if err != nil {
-		fail(w, err)
+		writeError(w, statusOf(err), err)
 		return
 	}
 	place := s.cameras.enter(time.Now())

@@ -24,13 +24,13 @@ func (s *server) routes() http.Handler {
 	mux.HandleFunc("GET /v2", s.serverMetadata)
 	mux.HandleFunc("GET /v2/{$}", s.serverMetadata)
 	mux.HandleFunc("GET /v2/health/live", func(http.ResponseWriter, *http.Request) {})
-	mux.HandleFunc("GET /v2/health/ready", s.ready)
+	mux.Handle("GET /v2/health/ready", handler(s.ready))
 	mux.HandleFunc("GET /v2/models", s.models)
 	mux.HandleFunc("GET /v2/models/{$}", s.models)
 	for _, path := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
-		mux.HandleFunc("GET "+path, s.metadata)
-		mux.HandleFunc("GET "+path+"/ready", s.modelReady)
-		mux.HandleFunc("POST "+path+"/infer", s.infer)
+		mux.Handle("GET "+path, handler(s.metadata))
+		mux.Handle("GET "+path+"/ready", handler(s.modelReady))
+		mux.Handle("POST "+path+"/infer", handler(s.infer))
 	}
 	mux.HandleFunc("POST /v1/vision/detection", s.detect)
 	s.routePage(mux)
@@ -84,6 +84,15 @@ func statusOf(err error) int {
 	return http.StatusInternalServerError
 }
 
+// handler is a handler that has not answered yet if it returns an error.
+type handler func(http.ResponseWriter, *http.Request) error
+
+func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := h(w, r); err != nil {
+		writeError(w, statusOf(err), err)
+	}
+}
+
 // writeError answers with an error in the protocol's form.
 func writeError(w http.ResponseWriter, status int, err error) {
 	w.Header().Set("Content-Type", "application/json")
@@ -94,11 +103,10 @@ func writeError(w http.ResponseWriter, status int, err error) {
 	json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
 }
 
-func fail(w http.ResponseWriter, err error) { writeError(w, statusOf(err), err) }
-
-func writeJSON(w http.ResponseWriter, v any) {
+func writeJSON(w http.ResponseWriter, v any) error {
 	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(v)
+	json.NewEncoder(w).Encode(v) // the client may have gone
+	return nil
 }
 
 func (s *server) serverMetadata(w http.ResponseWriter, _ *http.Request) {
@@ -106,17 +114,16 @@ func (s *server) serverMetadata(w http.ResponseWriter, _ *http.Request) {
 }
 
 // ready answers 200 when every function has a process that serves.
-func (s *server) ready(w http.ResponseWriter, _ *http.Request) {
+func (s *server) ready(http.ResponseWriter, *http.Request) error {
 	if err := s.functions.Alive(); err != nil {
-		writeError(w, http.StatusBadRequest, err)
-		return
+		return badRequest(err)
 	}
 	for _, f := range s.functions.All() {
 		if err := s.functions.Ready(f.Name); err != nil {
-			writeError(w, http.StatusBadRequest, err)
-			return
+			return badRequest(err)
 		}
 	}
+	return nil
 }
 
 // listedModel is an entry of the list of models. The names are those of Triton's repository index.
@@ -152,60 +159,52 @@ func (s *server) function(r *http.Request) (*functions.Function, error) {
 	return f, nil
 }
 
-func (s *server) metadata(w http.ResponseWriter, r *http.Request) {
+func (s *server) metadata(w http.ResponseWriter, r *http.Request) error {
 	f, err := s.function(r)
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
-	writeJSON(w, openinference.Describe(f.Name, f.Card))
+	return writeJSON(w, openinference.Describe(f.Name, f.Card))
 }
 
-func (s *server) modelReady(w http.ResponseWriter, r *http.Request) {
+func (s *server) modelReady(_ http.ResponseWriter, r *http.Request) error {
 	f, err := s.function(r)
 	if err == nil {
 		err = s.functions.Ready(f.Name)
 	}
-	switch {
-	case errors.Is(err, functions.ErrUnknown):
-		fail(w, err)
-	case err != nil:
-		writeError(w, http.StatusBadRequest, err)
+	if err == nil || errors.Is(err, functions.ErrUnknown) {
+		return err
 	}
+	return badRequest(err)
 }
 
 // infer answers a message of the protocol, or a photo.
-func (s *server) infer(w http.ResponseWriter, r *http.Request) {
+func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 	f, err := s.function(r)
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
 	content, err := s.body(w, r)
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
 	defer content.release()
 	body := content.data
 
 	// curl calls a body a form if the user does not say what it is.
 	if strings.HasPrefix(r.Header.Get("Content-Type"), "image/") || picture.Format(body) != "" {
-		s.inferPhoto(w, r, f, body)
-		return
+		return s.inferPhoto(w, r, f, body)
 	}
 	q, release, err := s.tensors(r, f, body)
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
 	defer release()
 	answers, err := s.inferAll(r.Context(), f, q)
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
-	s.answer(w, f, q, answers)
+	return s.answer(w, f, q, answers)
 }
 
 // tensors decodes a message of the protocol. Its pictures may be used until release.
@@ -263,7 +262,7 @@ func (s *server) inferAll(ctx context.Context, f *functions.Function, q *openinf
 }
 
 // answer writes the response to a request.
-func (s *server) answer(w http.ResponseWriter, f *functions.Function, q *openinference.Request, answers []functions.Answer) {
+func (s *server) answer(w http.ResponseWriter, f *functions.Function, q *openinference.Request, answers []functions.Answer) error {
 	content := make([]openinference.Answer, len(answers))
 	slowest := 0
 	for i := range answers {
@@ -275,21 +274,20 @@ func (s *server) answer(w http.ResponseWriter, f *functions.Function, q *openinf
 	}
 	outputs, err := openinference.Outputs(f.Card, content)
 	if err != nil {
-		writeError(w, http.StatusServiceUnavailable, err)
-		return
+		return &httpError{http.StatusServiceUnavailable, err}
 	}
 	a := &answers[slowest]
 	body, headerLength, err := openinference.EncodeResponse(q, f.Name, fmt.Sprint(a.ModelVersion), stages(a), outputs)
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if headerLength > 0 {
 		w.Header().Set("Content-Type", "application/octet-stream")
 		w.Header().Set(openinference.HeaderLength, strconv.Itoa(headerLength))
 	}
-	w.Write(body)
+	w.Write(body) // the client may have gone
+	return nil
 }
 
 // stages are the times of the slowest picture as parameters of a response, in microseconds.
@@ -362,17 +360,16 @@ func queryTimeout(r *http.Request) (time.Duration, error) {
 }
 
 // inferPhoto answers a photo. Boxes are in its pixels.
-func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions.Function, file []byte) {
+func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions.Function, file []byte) error {
 	a, found, err := s.photo(r, f, file)
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
 	s.wall.show(f.Name, file, a.Latency, found)
 	if f.Card.FindsBoxes() {
 		a.Content = inPhoto(&a.Content, found)
 	}
-	s.answer(w, f, &openinference.Request{}, []functions.Answer{a})
+	return s.answer(w, f, &openinference.Request{}, []functions.Answer{a})
 }
 
 // inPhoto returns what was found in a photo, in its pixels. Masks stay in the grid that covers the model's input.

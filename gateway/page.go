@@ -27,16 +27,16 @@ func (s *server) routePage(mux *http.ServeMux) {
 	})
 	mux.HandleFunc("GET /api/state", s.state)
 	mux.HandleFunc("GET /api/events", s.events.serve)
-	mux.HandleFunc("GET /api/history", s.points)
-	mux.HandleFunc("GET /api/outliers", s.outliers)
+	mux.Handle("GET /api/history", handler(s.points))
+	mux.Handle("GET /api/outliers", handler(s.outliers))
 	mux.HandleFunc("GET /api/wall/{function}", s.wall.serve)
 	mux.HandleFunc("GET /api/camera", s.camera)
 	mux.HandleFunc("GET /api/streams", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.streams.Status()) })
 	mux.HandleFunc("GET /api/publish", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.publishers.Status()) })
 	mux.Handle("GET /api/clip/", http.StripPrefix("/api/clip/", http.FileServerFS(zoo.PictureFS())))
 	if s.demo != nil {
-		mux.HandleFunc("POST /api/demo/crowd", s.crowd)
-		mux.HandleFunc("POST /api/demo/kill", s.kill)
+		mux.Handle("POST /api/demo/crowd", handler(s.crowd))
+		mux.Handle("POST /api/demo/kill", handler(s.kill))
 	}
 }
 
@@ -99,28 +99,26 @@ func (s *server) state(w http.ResponseWriter, _ *http.Request) {
 }
 
 // points answers with a function's history of a level.
-func (s *server) points(w http.ResponseWriter, r *http.Request) {
+func (s *server) points(w http.ResponseWriter, r *http.Request) error {
 	number, err := strconv.Atoi(r.URL.Query().Get("level"))
 	if err != nil || number < 0 || number >= len(history.Levels) {
-		writeError(w, http.StatusBadRequest, fmt.Errorf("level is %q, want 0 to %d", r.URL.Query().Get("level"), len(history.Levels)-1))
-		return
+		return badRequest(fmt.Errorf("level is %q, want 0 to %d", r.URL.Query().Get("level"), len(history.Levels)-1))
 	}
 	points, millis := s.history.Points(r.URL.Query().Get("function"), number)
 	if points == nil {
 		points = []history.Point{}
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	writeJSON(w, map[string]any{"t": millis, "step_ms": history.Levels[number].StepMillis, "points": points})
+	return writeJSON(w, map[string]any{"t": millis, "step_ms": history.Levels[number].StepMillis, "points": points})
 }
 
 // outliers answers with the requests that were slow, late or failed in an interval.
-func (s *server) outliers(w http.ResponseWriter, r *http.Request) {
+func (s *server) outliers(w http.ResponseWriter, r *http.Request) error {
 	var bounds [2]time.Time
 	for i, key := range []string{"from", "to"} {
 		millis, err := strconv.ParseInt(r.URL.Query().Get(key), 10, 64)
 		if err != nil {
-			writeError(w, http.StatusBadRequest, fmt.Errorf("%s is %q, want milliseconds since 1970", key, r.URL.Query().Get(key)))
-			return
+			return badRequest(fmt.Errorf("%s is %q, want milliseconds since 1970", key, r.URL.Query().Get(key)))
 		}
 		bounds[i] = time.UnixMilli(millis)
 	}
@@ -129,23 +127,22 @@ func (s *server) outliers(w http.ResponseWriter, r *http.Request) {
 		list = []control.Outlier{}
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	writeJSON(w, list)
+	return writeJSON(w, list)
 }
 
-func (s *server) crowd(w http.ResponseWriter, r *http.Request) {
+func (s *server) crowd(w http.ResponseWriter, r *http.Request) error {
 	on, err := strconv.ParseBool(r.URL.Query().Get("on"))
 	if err != nil {
-		writeError(w, http.StatusBadRequest, fmt.Errorf("on is %q, want true or false", r.URL.Query().Get("on")))
-		return
+		return badRequest(fmt.Errorf("on is %q, want true or false", r.URL.Query().Get("on")))
 	}
 	s.demo.Crowd(on)
+	return nil
 }
 
-func (s *server) kill(w http.ResponseWriter, _ *http.Request) {
+func (s *server) kill(w http.ResponseWriter, _ *http.Request) error {
 	name, err := s.demo.Kill()
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
-	writeJSON(w, map[string]string{"killed": name})
+	return writeJSON(w, map[string]string{"killed": name})
 }

@@ -1,8 +1,8 @@
 package history
 
 import (
+	"encoding/json"
 	"math"
-	"strconv"
 )
 
 // MarshalJSON writes a point in the page's short form; null if it is not known. Latency is the
@@ -18,44 +18,32 @@ func (p Point) MarshalJSON() ([]byte, error) {
 	for last > first && p.Latency[last] == 0 {
 		last--
 	}
-	b := append([]byte(nil), `{"l":[`...)
-	b = strconv.AppendInt(b, int64(first), 10)
-	for i := first; i <= last; i++ {
-		b = append(b, ',')
-		b = strconv.AppendUint(b, uint64(p.Latency[i]), 10)
-	}
-	b = append(b, `],"r":[`...)
-	for i, n := range p.Results {
-		b = comma(b, i)
-		b = strconv.AppendUint(b, uint64(n), 10)
-	}
-	b = append(b, `],"s":[`...)
+	stages := make([]float64, len(p.StageMillis))
 	for i, v := range p.StageMillis {
-		b = appendFloat(comma(b, i), v)
+		stages[i] = rounded(v)
 	}
-	b = strconv.AppendUint(append(b, `],"n":`...), uint64(p.Ran), 10)
-	for _, v := range []struct {
-		key   string
-		value float32
-	}{{"b", p.BatchSum}, {"q", p.InFlight}, {"g", p.Guarantee}, {"nd", p.Need}, {"u", p.Use}, {"d", p.Demoted}} {
-		b = append(append(append(b, `,"`...), v.key...), `":`...)
-		b = appendFloat(b, v.value)
-	}
-	return append(b, '}'), nil
+	return json.Marshal(struct {
+		Latency   []uint32  `json:"l"`
+		Results   []uint32  `json:"r"`
+		Stages    []float64 `json:"s"`
+		Ran       uint32    `json:"n"`
+		BatchSum  float64   `json:"b"`
+		InFlight  float64   `json:"q"`
+		Guarantee float64   `json:"g"`
+		Need      float64   `json:"nd"`
+		Use       float64   `json:"u"`
+		Demoted   float64   `json:"d"`
+	}{
+		append([]uint32{uint32(first)}, p.Latency[first:last+1]...), p.Results[:], stages, p.Ran,
+		rounded(p.BatchSum), rounded(p.InFlight), rounded(p.Guarantee), rounded(p.Need), rounded(p.Use), rounded(p.Demoted),
+	})
 }
 
-func comma(b []byte, i int) []byte {
-	if i > 0 {
-		b = append(b, ',')
+// rounded keeps two decimals; it is 0 for values that JSON does not have.
+func rounded(v float32) float64 {
+	r := math.Round(100*float64(v)) / 100
+	if math.IsNaN(r) || math.IsInf(r, 0) {
+		return 0
 	}
-	return b
-}
-
-// appendFloat appends a value with two decimals.
-func appendFloat(b []byte, v float32) []byte {
-	rounded := math.Round(100*float64(v)) / 100
-	if math.IsNaN(rounded) || math.IsInf(rounded, 0) {
-		rounded = 0
-	}
-	return strconv.AppendFloat(b, rounded, 'f', -1, 64)
+	return r
 }

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -88,26 +89,27 @@ func (m *Monitor) answer(r Result) {
 
 // Snapshot is what a Monitor has counted.
 type Snapshot struct {
-	Elapsed time.Duration
-	Frames  uint64
+	Elapsed time.Duration `json:"-"`
+	Frames  uint64        `json:"frames"`
 	// PerSecond is the rate of the last frames.
-	PerSecond float64
-	Functions []FunctionSnapshot
+	PerSecond float64          `json:"per_second"`
+	Functions []FunctionStatus `json:"functions"`
 }
 
-// FunctionSnapshot is the part of a function.
-type FunctionSnapshot struct {
-	Name string
-	// Answers are counted by their status.
-	Answers map[string]uint64
-	Skipped uint64
-	// PerSecond and Age are those of the last answers, of any status. Age is the median.
-	PerSecond float64
-	Age       time.Duration
-	// AgeP50 and AgeP99 are over all ok answers.
-	AgeP50, AgeP99 time.Duration
-	// Err is that of the last answer.
-	Err error
+// FunctionStatus is the part of a function.
+type FunctionStatus struct {
+	Name    string            `json:"name"`
+	Answers map[string]uint64 `json:"answers"` // by status
+	Skipped uint64            `json:"skipped"`
+	// PerSecond and AgeMS are those of the last answers, of any status. AgeMS is the median.
+	PerSecond float64 `json:"per_second"`
+	AgeMS     float64 `json:"age_ms"`
+	// AgeP50MS and AgeP99MS are over all ok answers.
+	AgeP50MS float64 `json:"age_p50_ms"`
+	AgeP99MS float64 `json:"age_p99_ms"`
+	// Err is that of the last answer, Error its text.
+	Err   error  `json:"-"`
+	Error string `json:"error,omitempty"`
 }
 
 // Snapshot returns the counts.
@@ -119,13 +121,14 @@ func (m *Monitor) Snapshot() Snapshot {
 	s.PerSecond = rate(len(m.times), func(i int) time.Time { return m.times[i] }, now)
 	for _, name := range m.names {
 		f := m.functions[name]
-		out := FunctionSnapshot{Name: name, Answers: map[string]uint64{}, Skipped: f.skipped, Err: f.last}
-		for status, n := range f.statuses {
-			out.Answers[status] = n
+		out := FunctionStatus{
+			Name: name, Answers: maps.Clone(f.statuses), Skipped: f.skipped,
+			PerSecond: rate(len(f.recent), func(i int) time.Time { return f.recent[i].at }, now),
+			AgeP50MS:  float64(f.ages.ValueAtPercentile(50)) / 1000, AgeP99MS: float64(f.ages.ValueAtPercentile(99)) / 1000,
 		}
-		out.AgeP50 = time.Duration(f.ages.ValueAtPercentile(50)) * time.Microsecond
-		out.AgeP99 = time.Duration(f.ages.ValueAtPercentile(99)) * time.Microsecond
-		out.PerSecond = rate(len(f.recent), func(i int) time.Time { return f.recent[i].at }, now)
+		if out.Err = f.last; f.last != nil {
+			out.Error = f.last.Error()
+		}
 		var ages []time.Duration
 		for _, a := range f.recent {
 			if now.Sub(a.at) <= recentTime {
@@ -134,7 +137,7 @@ func (m *Monitor) Snapshot() Snapshot {
 		}
 		if len(ages) > 0 {
 			slices.Sort(ages)
-			out.Age = ages[len(ages)/2]
+			out.AgeMS = millis(ages[len(ages)/2])
 		}
 		s.Functions = append(s.Functions, out)
 	}
@@ -159,8 +162,8 @@ func (s Snapshot) String() string {
 	fmt.Fprintf(&b, "%5.1f s │ %d frames, %.0f/s", s.Elapsed.Seconds(), s.Frames, s.PerSecond)
 	for _, f := range s.Functions {
 		fmt.Fprintf(&b, " │ %s %.0f/s", f.Name, f.PerSecond)
-		if f.Age > 0 {
-			fmt.Fprintf(&b, ", age %.0f ms", millis(f.Age))
+		if f.AgeMS > 0 {
+			fmt.Fprintf(&b, ", age %.0f ms", f.AgeMS)
 		}
 		if f.Skipped > 0 {
 			fmt.Fprintf(&b, ", %d skipped", f.Skipped)
@@ -177,17 +180,12 @@ func (s Snapshot) Summary() string {
 	var b strings.Builder
 	for _, f := range s.Functions {
 		fmt.Fprintf(&b, "%s: %d frames", f.Name, s.Frames)
-		statuses := make([]string, 0, len(f.Answers))
-		for status := range f.Answers {
-			statuses = append(statuses, status)
-		}
-		slices.Sort(statuses)
-		for _, status := range statuses {
+		for _, status := range slices.Sorted(maps.Keys(f.Answers)) {
 			fmt.Fprintf(&b, ", %d %s", f.Answers[status], status)
 		}
 		fmt.Fprintf(&b, ", %d skipped", f.Skipped)
-		if f.AgeP99 > 0 {
-			fmt.Fprintf(&b, ", age %.1f ms (median), %.1f ms (p99)", millis(f.AgeP50), millis(f.AgeP99))
+		if f.AgeP99MS > 0 {
+			fmt.Fprintf(&b, ", age %.1f ms (median), %.1f ms (p99)", f.AgeP50MS, f.AgeP99MS)
 		}
 		b.WriteString("\n")
 	}

@@ -185,23 +185,8 @@ type Status struct {
 	StateSeconds float64 `json:"state_s"`
 	Error        string  `json:"error,omitempty"`
 	// Opened is how often the source was opened.
-	Opened    uint64           `json:"opened"`
-	Frames    uint64           `json:"frames"`
-	PerSecond float64          `json:"per_second"`
-	Functions []FunctionStatus `json:"functions"`
-}
-
-// FunctionStatus is the part of a function of a stream.
-type FunctionStatus struct {
-	Name      string            `json:"name"`
-	Answers   map[string]uint64 `json:"answers"` // by status
-	Skipped   uint64            `json:"skipped"`
-	PerSecond float64           `json:"per_second"`
-	// AgeMS is the median of the last answers, the others are of all.
-	AgeMS    float64 `json:"age_ms"`
-	AgeP50MS float64 `json:"age_p50_ms"`
-	AgeP99MS float64 `json:"age_p99_ms"`
-	Error    string  `json:"error,omitempty"`
+	Opened uint64 `json:"opened"`
+	Snapshot
 }
 
 // Status returns the state of each stream. It is empty, not nil, if there are none.
@@ -218,21 +203,10 @@ func (k *kept) status() Status {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	status := Status{
-		Name: k.Name, Source: k.source, State: k.state, StateSeconds: time.Since(k.since).Seconds(), Opened: k.opened,
-		Frames: counts.Frames, PerSecond: counts.PerSecond,
+		Name: k.Name, Source: k.source, State: k.state, StateSeconds: time.Since(k.since).Seconds(), Opened: k.opened, Snapshot: counts,
 	}
 	if k.err != nil {
 		status.Error = k.err.Error()
-	}
-	for _, f := range counts.Functions {
-		one := FunctionStatus{
-			Name: f.Name, Answers: f.Answers, Skipped: f.Skipped, PerSecond: f.PerSecond,
-			AgeMS: millis(f.Age), AgeP50MS: millis(f.AgeP50), AgeP99MS: millis(f.AgeP99),
-		}
-		if f.Err != nil {
-			one.Error = f.Err.Error()
-		}
-		status.Functions = append(status.Functions, one)
 	}
 	return status
 }
