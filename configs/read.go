@@ -27,11 +27,6 @@ func BuiltIn() []byte { return bytes.Clone(builtIn) }
 // minReceiverBytes is the min size of one receiver's part of a slab.
 const minReceiverBytes = 256 << 10
 
-// IsDevice reports whether a text is the name of one device. The device need not exist.
-func IsDevice(name string) bool {
-	return name != DeviceAuto && document.Allows[Config]("device", name)
-}
-
 // Read reads the configuration in file, or the built-in one if file is empty. The error lists all
 // faults, one line each: file, line, column, field, and a valid value.
 func Read(file string) (Config, error) {

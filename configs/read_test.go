@@ -309,7 +309,7 @@ func TestReferenceDPDKDefaults(t *testing.T) {
 	}
 }
 
-func TestIsDevice(t *testing.T) {
+func TestDevice(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]string{
 		"log: {}":          "cpu",

@@ -421,13 +421,6 @@ func KeyOf[T any](name string) Key {
 	return keys[slices.IndexFunc(keys, func(k Key) bool { return k.Name == name })]
 }
 
-// Allows reports whether a text is a valid value for a key of T.
-func Allows[T any](key, text string) bool {
-	k := KeyOf[T](key)
-	value := reflect.New(k.Type).Elem()
-	return text != "" && parseText(text, value) == nil && k.allows(text, value)
-}
-
 // Check returns the first key with a wrong value in a struct that was not read from a file; nil
 // if there is none. A key without default may have its zero value. Check skips lists and maps.
 func Check(value any) *Problem { return check(reflect.ValueOf(value).Elem(), "") }

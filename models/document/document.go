@@ -95,13 +95,6 @@ func Parse(file string, data []byte) (*Document, error) {
 	return d, nil
 }
 
-// Tree is Parse for readers with their own rules. It accepts any number of documents of
-// any size and returns the parser's tree. The error is a *Problem.
-func Tree(file string, data []byte) (*ast.File, error) {
-	d := &Document{file: file}
-	return d.tree(data)
-}
-
 func (d *Document) tree(data []byte) (*ast.File, error) {
 	if depth(data) > maxDepth {
 		return nil, &Problem{File: d.file, Text: fmt.Sprintf("nests deeper than %d brackets", maxDepth)}

@@ -55,7 +55,7 @@ func TestNoAnswers(t *testing.T) {
 func TestMeanBatch(t *testing.T) {
 	// Four batches: one of 8 and one of 4, of which every answer arrived, and two of 1.
 	all := slices.Concat(slices.Repeat([]testbed.Answered{ok(0, 0, 8)}, 8), slices.Repeat([]testbed.Answered{ok(0, 0, 4)}, 4), slices.Repeat([]testbed.Answered{ok(0, 0, 1)}, 2))
-	if got := testbed.MeanBatch(all); got != 14.0/4 {
+	if got := meanBatch(all); got != 14.0/4 {
 		t.Errorf("mean batch %v, want 3.5", got)
 	}
 }

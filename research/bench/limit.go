@@ -285,7 +285,7 @@ func (o *LimitOptions) measure(ctx context.Context, own, other *testbed.Traffic)
 	to := shm.Now()
 	seconds := time.Duration(to - from).Seconds()
 	all := own.Between(from, to)
-	l.Answers, l.MeanBatch, l.Latency = testbed.Count(all), testbed.MeanBatch(all), micros(testbed.Latencies(all))
+	l.Answers, l.MeanBatch, l.Latency = testbed.Count(all), meanBatch(all), micros(latenciesOf(all))
 	l.ImagesPerSecond = float64(l.Answers.OK) / seconds
 	if other != nil {
 		l.AggressorImagesPerSecond = float64(testbed.Count(other.Between(from, to)).OK) / seconds

@@ -326,7 +326,7 @@ func secondsAround(all []testbed.Answered, moments []int64) (p99 []time.Duration
 	const half = int64(time.Second / 2)
 	at := func(moment int64) int { return sort.Search(len(all), func(i int) bool { return all[i].At >= moment }) }
 	for _, m := range moments {
-		window := testbed.Latencies(all[at(m-half):at(m+half)])
+		window := latenciesOf(all[at(m-half):at(m+half)])
 		if len(window) == 0 {
 			continue
 		}

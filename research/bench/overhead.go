@@ -310,7 +310,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	for _, l := range loads {
 		l.Stop()
 	}
-	t.Answers, t.MeanBatch = testbed.Count(all), testbed.MeanBatch(all)
+	t.Answers, t.MeanBatch = testbed.Count(all), meanBatch(all)
 	t.Seconds = time.Duration(to - from).Seconds()
 	t.ImagesPerSecond = float64(t.Answers.OK) / t.Seconds
 	t.BytesPerSecond = t.ImagesPerSecond * float64(len(picture))

@@ -73,7 +73,7 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 					return fmt.Errorf("--cpus %s: %w", cpus, err)
 				}
 			}
-			if !configs.IsDevice(flags.device) {
+			if _, err := configs.Decode("--device", fmt.Appendf(nil, "device: %q", flags.device)); err != nil || flags.device == configs.DeviceAuto {
 				return fmt.Errorf("--device %s: want cuda, cuda:N, a GPU's UUID (nvidia-smi -L), or cpu", flags.device)
 			}
 			if dry {
