@@ -64,9 +64,9 @@ func Read(r io.Reader, file string) (*Plan, error) {
 // Extra has the fields that `penstock plan` may add to a plan's JSON object. They
 // answer questions about the plan, are not part of it, and Read skips them.
 type Extra struct {
-	Change   json.RawMessage `json:"change,omitempty"`
-	Replay   json.RawMessage `json:"replay,omitempty"`
-	MIGSteps json.RawMessage `json:"mig_steps,omitempty"`
+	Change   any `json:"change,omitempty"`
+	Replay   any `json:"replay,omitempty"`
+	MIGSteps any `json:"mig_steps,omitempty"`
 }
 
 // jsonError adds the position to an error of encoding/json. It uses offset if the

@@ -136,10 +136,7 @@ func New(p *Problem, policy string, segments []Segment) *Plan {
 		s := &segments[i]
 		s.LoadRPS = rate[s.Service] * s.ThroughputRPS / throughput[s.Service]
 	}
-	gpus := map[string]GPU{}
-	for _, stock := range p.Stocks() {
-		gpus[stock.GPU.Name] = stock.GPU
-	}
+	gpus := p.Tables()
 	for _, s := range segments {
 		pl.SMsPerGPU[s.GPUModel] = gpus[s.GPUModel].UsableSMs()
 		switch pl.GPUModel {

@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -90,6 +91,15 @@ func (p *Problem) Stocks() []Stock {
 		return p.Fleet
 	}
 	return []Stock{{GPU: p.GPU, Count: -1}}
+}
+
+// Tables returns the GPUs to plan on by their names.
+func (p *Problem) Tables() map[string]GPU {
+	tables := map[string]GPU{}
+	for _, stock := range p.Stocks() {
+		tables[stock.GPU.Name] = stock.GPU
+	}
+	return tables
 }
 
 // isWithin reports whether a point may serve at a latency bound on a size. Its
@@ -190,14 +200,7 @@ func (p *Problem) Check() error {
 
 func positive(x float64) bool { return x > 0 && !math.IsInf(x, 1) }
 
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // comparePoints orders points by GPCs, batch, processes.
 func comparePoints(a, b Point) int {

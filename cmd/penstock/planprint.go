@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
 	"io"
 
 	"github.com/penstock/penstock/plan"
@@ -30,70 +28,31 @@ func (p printedPlan) print(w io.Writer, output string) error {
 	case "table":
 		return render.Table(w, p.Plan, p.sections()...)
 	}
-	whole, err := p.document()
-	if err != nil {
-		return fmt.Errorf("write plan: %w", err)
-	}
 	if output == "yaml" {
-		return render.YAML(w, whole)
+		return render.YAML(w, p.document())
 	}
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(whole); err != nil {
-		return fmt.Errorf("write plan: %w", err)
-	}
-	return nil
+	return writeJSON(w, p.document())
 }
 
-// extras is a plan with the additional output, as one object. plan.Read reads
+// document is the plan with the additional output, as one object. plan.Read reads
 // it.
-type extras struct {
-	*plan.Plan
-	plan.Extra
-}
-
-func (p printedPlan) document() (*extras, error) {
-	whole := &extras{Plan: p.Plan}
-	for _, more := range []struct {
-		asked bool
-		what  any
-		in    *json.RawMessage
-	}{
-		{p.Change != nil, wayOf(p.Change), &whole.Change},
-		{p.Replay != nil, p.Replay, &whole.Replay},
-		{p.cutting != nil, p.MIGSteps, &whole.MIGSteps},
-	} {
-		if !more.asked {
-			continue
-		}
-		text, err := json.Marshal(more.what)
-		if err != nil {
-			return nil, err
-		}
-		*more.in = text
+func (p printedPlan) document() any {
+	whole := struct {
+		*plan.Plan
+		plan.Extra
+	}{Plan: p.Plan}
+	if p.Change != nil {
+		whole.Change = p.Change
 	}
-	return whole, nil
-}
-
-// way is a change without its plan, because the enclosing object already has
-// the plan.
-type way struct {
-	Services   []change.Service `json:"services"`
-	Steps      []change.Step    `json:"steps"`
-	Spares     []change.Spare   `json:"spares"`
-	GPUsBefore int              `json:"gpus_before"`
-	GPUsAfter  int              `json:"gpus_after"`
-	GPUsDuring int              `json:"gpus_during"`
-}
-
-func wayOf(c *change.Change) *way {
-	if c == nil {
-		return nil
+	if p.Replay != nil {
+		whole.Replay = p.Replay
 	}
-	return &way{c.Services, c.Steps, c.Spares, c.GPUsBefore, c.GPUsAfter, c.GPUsDuring}
+	if p.cutting != nil {
+		whole.MIGSteps = p.MIGSteps
+	}
+	return whole
 }
 
-// sections are the additional output in the form for people.
 func (p printedPlan) sections() (list []render.Section) {
 	if p.Change != nil {
 		list = append(list, render.Change(p.Change))

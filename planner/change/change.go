@@ -91,7 +91,7 @@ type Spare struct {
 
 // A Change is a new plan and the steps to it.
 type Change struct {
-	Plan     *plan.Plan `json:"plan"`
+	Plan     *plan.Plan `json:"-"`
 	Services []Service  `json:"services"`
 	Steps    []Step     `json:"steps"`
 	Spares   []Spare    `json:"spares"`
@@ -140,7 +140,7 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	bounded := *p
 	bounded.Bound = bounds(old, p)
 
-	w := world{problem: &bounded, tables: tables(p)}
+	w := world{problem: &bounded, tables: p.Tables()}
 	before := map[string]plan.Assigned{}
 	for _, s := range old.Services {
 		before[s.Service] = s
@@ -199,7 +199,7 @@ func policy(old *plan.Plan) (plan.Policy, error) {
 
 // check returns an error if the old plan cannot be changed.
 func check(old *plan.Plan, p *plan.Problem) error {
-	sizes := tables(p)
+	sizes := p.Tables()
 	for i, g := range old.Segments {
 		if _, ok := sizes[g.GPUModel]; !ok {
 			var names []string
@@ -275,14 +275,6 @@ func byService(pl *plan.Plan) map[string][]plan.Segment {
 		slices.SortFunc(list, compareSegments)
 	}
 	return segments
-}
-
-func tables(p *plan.Problem) map[string]plan.GPU {
-	t := map[string]plan.GPU{}
-	for _, stock := range p.Stocks() {
-		t[stock.GPU.Name] = stock.GPU
-	}
-	return t
 }
 
 // assemble makes the plan of the segments, which keep their GPUs' numbers.

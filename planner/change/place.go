@@ -217,20 +217,17 @@ func (w *world) placeAll(jobs []job) error {
 		}
 		need[j.service.Name] = n
 	}
+	group := func(j job) int {
+		switch {
+		case j.makesRoom:
+			return 2
+		case j.less:
+			return 0
+		}
+		return 1
+	}
 	slices.SortStableFunc(jobs, func(a, b job) int {
-		if a.makesRoom != b.makesRoom {
-			if b.makesRoom {
-				return -1
-			}
-			return 1
-		}
-		if a.less != b.less {
-			if a.less {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(cmp.Compare(need[b.service.Name], need[a.service.Name]), cmp.Compare(a.service.Name, b.service.Name))
+		return cmp.Or(group(a)-group(b), cmp.Compare(need[b.service.Name], need[a.service.Name]), cmp.Compare(a.service.Name, b.service.Name))
 	})
 	for i, j := range jobs {
 		w.restore(j.service.Name)

@@ -29,7 +29,7 @@ func way(t *testing.T, gpu plan.GPU, rate, mem float64, before, after []plan.Seg
 	}
 	p.Profiles = map[string]map[string]plan.Profile{gpu.Name: {"m": {Model: "m", GPU: gpu.Name, Points: points}}}
 	old, now := plan.New(p, "penstock", before), plan.New(p, "penstock", after)
-	w := &world{problem: p, tables: tables(p), models: map[int]string{}}
+	w := &world{problem: p, tables: p.Tables(), models: map[int]string{}}
 	for _, g := range slices.Concat(old.Segments, now.Segments) {
 		w.models[g.GPU] = gpu.Name
 	}

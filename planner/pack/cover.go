@@ -1,6 +1,7 @@
 package pack
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -40,15 +41,7 @@ func (c *cover) search() float64 {
 	for i := range c.order {
 		c.order[i] = i
 	}
-	slices.SortStableFunc(c.order, func(a, b int) int {
-		switch x, y := ratio(a), ratio(b); {
-		case x < y:
-			return -1
-		case x > y:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(c.order, func(a, b int) int { return cmp.Compare(ratio(a), ratio(b)) })
 	c.mix, c.least, c.steps = make([]int, len(c.offers)), math.Inf(1), 0
 	rate := c.rate * (1 - closeEnough)
 	c.visit(0, rate, 0)

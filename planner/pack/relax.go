@@ -1,6 +1,7 @@
 package pack
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -166,13 +167,7 @@ func (t *task) enlarge(r *relaxation, slack float64, most int) {
 // undominated removes options that are no better than another one by any rule.
 func undominated(list []option) []option {
 	slices.SortStableFunc(list, func(a, b option) int {
-		switch {
-		case a.weight < b.weight:
-			return -1
-		case a.weight > b.weight:
-			return 1
-		}
-		return slices.Compare(a.loads, b.loads)
+		return cmp.Or(cmp.Compare(a.weight, b.weight), slices.Compare(a.loads, b.loads))
 	})
 	var kept []option
 	for _, o := range list {

@@ -9,7 +9,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock/internal/confidence"
 	"github.com/penstock/penstock/plan"
@@ -168,29 +169,24 @@ func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
 	}
 	report := &Report{Seed: c.Seed, Rule: c.Rule, Confidence: confidenceLevel,
 		Services: make([]Service, len(pl.Services)), Segments: make([]Segment, len(pl.Segments))}
-	work := make(chan int)
-	var done sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(pl.Services)) {
-		done.Go(func() {
-			for i := range work {
-				at := segments[pl.Services[i].Service]
-				part := make([]plan.Segment, len(at))
-				for j, k := range at {
-					part[j] = pl.Segments[k]
-				}
-				service, busy := replayService(p, pl.Services[i], part, c)
-				report.Services[i] = service
-				for j, k := range at {
-					report.Segments[k] = busy[j]
-				}
+	var work errgroup.Group
+	work.SetLimit(runtime.GOMAXPROCS(0))
+	for i, s := range pl.Services {
+		work.Go(func() error {
+			at := segments[s.Service]
+			part := make([]plan.Segment, len(at))
+			for j, k := range at {
+				part[j] = pl.Segments[k]
 			}
+			service, busy := replayService(p, s, part, c)
+			report.Services[i] = service
+			for j, k := range at {
+				report.Segments[k] = busy[j]
+			}
+			return nil
 		})
 	}
-	for i := range pl.Services {
-		work <- i
-	}
-	close(work)
-	done.Wait()
+	work.Wait()
 	report.sum(p, pl)
 	return report, nil
 }
@@ -207,10 +203,7 @@ func (r *Report) sum(p *plan.Problem, pl *plan.Plan) {
 		}
 	}
 	r.Violations /= max(rates, math.SmallestNonzeroFloat64)
-	tables := map[string]plan.GPU{}
-	for _, stock := range p.Stocks() {
-		tables[stock.GPU.Name] = stock.GPU
-	}
+	tables := p.Tables()
 	var sms, busy float64
 	for i, s := range pl.Segments {
 		size, _ := tables[s.GPUModel].Size(s.GPCs)

@@ -1,11 +1,13 @@
 package simulated
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"runtime"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/pack"
@@ -97,26 +99,16 @@ func (pl simulatedPolicy) Plan(p *plan.Problem) (*plan.Plan, error) {
 // several fail, it returns the error of the first of them.
 func advance(students []*student) error {
 	errs := make([]error, len(students))
-	work := make(chan int)
-	var done sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(students)) {
-		done.Go(func() {
-			for i := range work {
-				errs[i] = students[i].next()
-			}
+	var work errgroup.Group
+	work.SetLimit(runtime.GOMAXPROCS(0))
+	for i, s := range students {
+		work.Go(func() error {
+			errs[i] = s.next()
+			return nil
 		})
 	}
-	for i := range students {
-		work <- i
-	}
-	close(work)
-	done.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	work.Wait()
+	return cmp.Or(errs...)
 }
 
 // together plans all services with the pairs of their students.

@@ -53,7 +53,7 @@ type LiveFunction struct {
 	InFlight    int     `json:"in_flight"`
 	Batch       float64 `json:"batch"`
 	// Worker and Residency are those of control.FunctionStatus.
-	Worker    string                   `json:"worker,omitempty"`
+	Worker    string             `json:"worker,omitempty"`
 	Residency *control.Residency `json:"residency,omitempty"`
 
 	notOKPercent float64
