@@ -85,17 +85,11 @@ type frameAnswer struct {
 	Error     string           `json:"error,omitempty"`
 	LatencyMS float64          `json:"latency_ms"`
 	Stages    map[string]int64 `json:"stages,omitempty"`
-	Boxes     []box            `json:"boxes"`
-	Classes   []class          `json:"classes,omitempty"`
+	Found     []seen           `json:"found"`
 }
 
-type class struct {
-	Label string  `json:"label"`
-	Score float32 `json:"score"`
-}
-
-// camera answers the frames of a browser's camera. Each message is a frame: exactly the bytes that
-// the function takes, or an encoded picture. The client sends the next frame after the answer.
+// camera answers the frames of a browser's camera. Each message is a frame, encoded as a
+// photo. The client sends the next frame after the answer.
 func (s *server) camera(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("function")
 	f, err := s.functions.Function(name)
@@ -117,7 +111,7 @@ func (s *server) camera(w http.ResponseWriter, r *http.Request) {
 		return // it has answered
 	}
 	defer conn.CloseNow()
-	conn.SetReadLimit(int64(max(f.Card.Input.WireBytes(), maxWallBytes)))
+	conn.SetReadLimit(maxWallBytes)
 	for s.cameras.note(place, conn, time.Now()) {
 		_, message, err := conn.Reader(r.Context())
 		if err != nil {
@@ -166,44 +160,30 @@ func shorten(text string) string { return text[:min(len(text), 120)] }
 // inferFrame answers a frame. The error is for a frame that is not valid.
 func (s *server) inferFrame(ctx context.Context, f *functions.Function, frame []byte) (answer frameAnswer, err error) {
 	began := time.Now()
-	var a functions.Answer
-	var found []functions.Detection
-	if len(frame) == f.Card.Input.WireBytes() {
-		a, found, err = f.InferFrame(ctx, frame)
-	} else {
-		pixels, headerErr := picture.Pixels(frame)
-		if headerErr != nil {
-			return answer, fmt.Errorf("frame has %d bytes, want %d or a picture: %w", len(frame), f.Card.Input.WireBytes(), headerErr)
-		}
-		if pixels > maxFramePixels {
-			return answer, fmt.Errorf("frame has %d pixels, want at most %d", pixels, maxFramePixels)
-		}
-		photo, decodeErr := s.memory.prepare(ctx, f, frame)
-		if decodeErr != nil && statusOf(decodeErr) == http.StatusServiceUnavailable {
-			return frameAnswer{Status: client.StatusBusy.String(), Error: decodeErr.Error(), LatencyMS: millis(time.Since(began)), Boxes: []box{}}, nil
-		}
-		if decodeErr != nil {
-			return answer, decodeErr
-		}
-		a, found, err = photo.infer(ctx, f, 0)
+	pixels, err := picture.Pixels(frame)
+	if err != nil {
+		return answer, fmt.Errorf("frame of %d bytes, want a picture: %w", len(frame), err)
 	}
-	answer = frameAnswer{LatencyMS: millis(time.Since(began)), Boxes: boxes(found)}
-	var status client.StatusError
+	if pixels > maxFramePixels {
+		return answer, fmt.Errorf("frame has %d pixels, want at most %d", pixels, maxFramePixels)
+	}
+	photo, err := s.memory.prepare(ctx, f, frame)
+	if err != nil && statusOf(err) == http.StatusServiceUnavailable {
+		return frameAnswer{Status: client.StatusBusy.String(), Error: err.Error(), LatencyMS: millis(time.Since(began)), Found: []seen{}}, nil
+	}
+	if err != nil {
+		return answer, err
+	}
+	a, found, err := photo.infer(ctx, f, 0)
+	answer = frameAnswer{LatencyMS: millis(time.Since(began)), Found: seenIn(f.Items(a, found))}
+	status, answered := errors.AsType[client.StatusError](err)
 	switch {
-	case errors.As(err, &status):
+	case answered:
 		answer.Status = client.Status(status).String()
 	case err != nil:
 		answer.Status, answer.Error = client.StatusUnanswered.String(), err.Error()
 	default:
 		answer.Status, answer.Stages = a.Status.String(), stages(&a)
-		answer.Classes = classes(f, &a)
 	}
 	return answer, nil
-}
-
-func classes(f *functions.Function, a *functions.Answer) (list []class) {
-	for _, c := range a.Classes {
-		list = append(list, class{f.Label(c.Class), c.P})
-	}
-	return list
 }

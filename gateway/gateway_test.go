@@ -30,6 +30,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/openinference"
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/clienttest"
@@ -507,7 +508,7 @@ func TestPage(t *testing.T) {
 		"/":                                    `<script type="module" src="app.js">`,
 		"/app.js":                              "EventSource",
 		"/vendor/uplot/uPlot.esm.js":           "uPlot",
-		"/api/state":                           `"name":"finder","height":4,"width":4,"channels":3,"decoder":"boxes","labels":["cat","dog"],"pictures":true`,
+		"/api/state":                           `"name":"finder","pictures":true`,
 		"/api/history?function=finder&level=0": `"points":[`,
 		"/api/history?function=nope&level=2":   `"points":[]`,
 		"/api/outliers?function=finder&from=0&to=1": "[]",
@@ -537,12 +538,13 @@ func TestCamera(t *testing.T) {
 	url := strings.Replace(web.URL, "http", "ws", 1) + "/api/camera?function=finder"
 	for name, c := range map[string]struct {
 		frame []byte
-		want  box
+		box   []int
 	}{
-		"raw":     {make([]byte, finder.Input.WireBytes()), box{Label: "dog", Score: 0.75, X0: 1, Y0: 1, X1: 3, Y1: 3}},
-		"encoded": {photo(t, 400, 200), box{Label: "dog", Score: 0.75, X0: 100, X1: 300, Y1: 200}},
+		"small": {photo(t, 4, 4), []int{1, 1, 3, 3}},
+		"large": {photo(t, 400, 200), []int{100, 0, 300, 200}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			want := []seen{{Item: functions.Item{Label: "dog", Class: 1, Score: 0.75, Box: c.box}}}
 			conn, _, err := websocket.Dial(t.Context(), url, nil)
 			must.OK(t, err)
 			defer conn.CloseNow()
@@ -551,13 +553,13 @@ func TestCamera(t *testing.T) {
 				_, text, err := conn.Read(t.Context())
 				must.OK(t, err)
 				var a frameAnswer
-				if err := json.Unmarshal(text, &a); err != nil || a.Status != "ok" || !reflect.DeepEqual(a.Boxes, []box{c.want}) {
-					t.Errorf("%s, %v, want box %+v", text, err, c.want)
+				if err := json.Unmarshal(text, &a); err != nil || a.Status != "ok" || !reflect.DeepEqual(a.Found, want) {
+					t.Errorf("%s, %v, want %+v", text, err, want)
 				}
 			}
 		})
 	}
-	for name, frame := range map[string][]byte{"garbage": []byte("hello"), "empty": {}, "one byte short": make([]byte, finder.Input.WireBytes()-1)} {
+	for name, frame := range map[string][]byte{"garbage": []byte("hello"), "empty": {}, "raw": make([]byte, finder.Input.WireBytes())} {
 		t.Run(name, func(t *testing.T) {
 			conn, _, err := websocket.Dial(t.Context(), url, nil)
 			must.OK(t, err)
@@ -578,7 +580,7 @@ func TestCamera(t *testing.T) {
 		late := newTestServer(t, status(wire.StatusLate))
 		f, err := late.functions.Function("finder")
 		must.OK(t, err)
-		if a, err := late.inferFrame(t.Context(), f, make([]byte, finder.Input.WireBytes())); err != nil || a.Status != "late" {
+		if a, err := late.inferFrame(t.Context(), f, photo(t, 4, 4)); err != nil || a.Status != "late" {
 			t.Errorf("%+v, %v", a, err)
 		}
 	})

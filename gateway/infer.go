@@ -365,7 +365,7 @@ func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions
 	if err != nil {
 		return err
 	}
-	s.wall.show(f.Name, file, a.Latency, found)
+	s.wall.show(f.Name, file, a.Latency, f.Items(a, found), 0)
 	if f.Card.FindsBoxes() {
 		a.Content = inPhoto(&a.Content, found)
 	}
@@ -439,7 +439,7 @@ func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]predicti
 	if err != nil {
 		return nil, err
 	}
-	s.wall.show(f.Name, file, a.Latency, found)
+	s.wall.show(f.Name, file, a.Latency, f.Items(a, found), 0)
 	predictions := []prediction{}
 	for _, d := range found {
 		if float64(d.Score) >= minimum {

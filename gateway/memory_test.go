@@ -200,7 +200,7 @@ func TestIdleCamera(t *testing.T) {
 		conns = append(conns, conn)
 	}
 	frame := func(conn *websocket.Conn) error {
-		if err := conn.Write(t.Context(), websocket.MessageBinary, make([]byte, finder.Input.WireBytes())); err != nil {
+		if err := conn.Write(t.Context(), websocket.MessageBinary, photo(t, 4, 4)); err != nil {
 			return err
 		}
 		_, _, err := conn.Read(t.Context())
@@ -235,7 +235,7 @@ func TestIdleCamera(t *testing.T) {
 func TestWallIsBounded(t *testing.T) {
 	w := newWall()
 	for i := range 40 {
-		w.show(fmt.Sprint(i), make([]byte, 1<<20, 3<<20), 0, nil)
+		w.show(fmt.Sprint(i), make([]byte, 1<<20, 3<<20), 0, nil, 0)
 	}
 	sum := 0
 	for _, p := range w.pictures {

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/gateway/history"
 	"github.com/penstock/penstock/gateway/page"
 	"github.com/penstock/penstock/gateway/publish"
-	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
 )
 
@@ -58,21 +57,11 @@ type state struct {
 	Demo      bool             `json:"demo,omitempty"`
 }
 
-// functionState says what a function's model takes and finds.
+// functionState says what a function takes.
 type functionState struct {
-	Name     string `json:"name"`
-	Height   int    `json:"height"`
-	Width    int    `json:"width"`
-	Channels int    `json:"channels"`
-	// Planes reports whether each channel is a plane of its own.
-	Planes  bool     `json:"planes,omitempty"`
-	Decoder string   `json:"decoder"`
-	Labels  []string `json:"labels,omitempty"`
+	Name string `json:"name"`
 	// Pictures reports whether the function takes photos.
 	Pictures bool `json:"pictures"`
-	// Fit and Pad are those of models.Input.
-	Fit string `json:"fit"`
-	Pad []int  `json:"pad"`
 }
 
 func (s *server) state(w http.ResponseWriter, _ *http.Request) {
@@ -87,11 +76,7 @@ func (s *server) state(w http.ResponseWriter, _ *http.Request) {
 	}
 	st.Levels = history.Levels[:]
 	for _, f := range s.functions.All() {
-		in := &f.Card.Input
-		st.Functions = append(st.Functions, functionState{
-			Name: f.Name, Height: in.Height, Width: in.Width, Channels: in.Channels, Planes: in.WireLayout == models.CHW, Decoder: f.Card.Decoder.Name, Labels: f.Card.Labels, Pictures: f.TakesPhotos(),
-			Fit: in.Fit, Pad: append([]int{}, in.Pad...),
-		})
+		st.Functions = append(st.Functions, functionState{f.Name, f.TakesPhotos()})
 	}
 	st.Clip, _ = fs.Glob(zoo.PictureFS(), "*.jpg")
 	w.Header().Set("Cache-Control", "no-store")

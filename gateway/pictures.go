@@ -88,7 +88,7 @@ func (p *pictures) fetch(ctx context.Context, name string) error {
 		return fmt.Errorf("encode picture of %s: %w", name, err)
 	}
 	p.wall.add(&wallPicture{file: file.Bytes(), at: copied.Answered, shown: shown{
-		Function: name, LatencyMS: millis(copied.Latency), Boxes: boxes(found), Classes: classes(f, &answer), Client: copied.From.String(),
+		Function: name, LatencyMS: millis(copied.Latency), Found: seenIn(f.Items(answer, found)), Client: copied.From.String(),
 	}})
 	return nil
 }

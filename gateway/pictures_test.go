@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
@@ -55,8 +56,8 @@ func TestPictures(t *testing.T) {
 	if len(list) != 1 || list[0].Function != "finder" || list[0].Client != "192.0.2.7:5000" || list[0].LatencyMS != 3 || list[0].AgeMS < 5000 {
 		t.Fatalf("the wall has %+v", list)
 	}
-	if want := []box{{Label: "dog", Score: 0.75, X0: 1, Y0: 1, X1: 3, Y1: 3}}; !reflect.DeepEqual(list[0].Boxes, want) {
-		t.Errorf("boxes %+v, want %+v", list[0].Boxes, want)
+	if want := []seen{{Item: functions.Item{Label: "dog", Class: 1, Score: 0.75, Box: []int{1, 1, 3, 3}}}}; !reflect.DeepEqual(list[0].Found, want) {
+		t.Errorf("found %+v, want %+v", list[0].Found, want)
 	}
 	response := httptest.NewRecorder()
 	s.routes().ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/api/wall/finder", nil))

@@ -35,19 +35,11 @@ func (f *frames) observe(r stream.Result) {
 	if r.Status != client.StatusOK.String() || !f.due(r.Function) {
 		return
 	}
-	small, factor := shrink(r.Frame.Image)
 	var file bytes.Buffer
-	if err := jpeg.Encode(&file, small, nil); err != nil {
+	if err := jpeg.Encode(&file, shrink(r.Frame.Image), nil); err != nil {
 		return // a buffer takes everything, and the size is right
 	}
-	list := []box{}
-	for _, item := range r.Items {
-		if len(item.Box) == 4 {
-			at := image.Rect(item.Box[0], item.Box[1], item.Box[2], item.Box[3])
-			list = append(list, boxOf(item.Label, item.Score, at, &item.Shape, factor))
-		}
-	}
-	f.wall.put(r.Function, file.Bytes(), r.Age, list)
+	f.wall.show(r.Function, file.Bytes(), r.Age, r.Items, r.Frame.Image.Rect.Dx())
 }
 
 // due reports whether a function's next frame is shown.
@@ -63,15 +55,15 @@ func (f *frames) due(function string) bool {
 }
 
 // shrink fits a frame into frameSide pixels.
-func shrink(frame *image.RGBA) (small image.Image, factor float64) {
+func shrink(frame *image.RGBA) image.Image {
 	size := frame.Rect.Size()
-	factor = min(1, frameSide/float64(max(size.X, size.Y)))
-	if factor == 1 {
-		return frame, factor
+	factor := frameSide / float64(max(size.X, size.Y))
+	if factor >= 1 {
+		return frame
 	}
 	out := image.NewRGBA(image.Rect(0, 0, max(1, int(float64(size.X)*factor)), max(1, int(float64(size.Y)*factor))))
 	draw.ApproxBiLinear.Scale(out, out.Rect, frame, frame.Rect, draw.Src, nil)
-	return out, factor
+	return out
 }
 
 // runStreams keeps the streams running until ctx ends. They begin when the functions are known.

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"fmt"
-	"image"
 	"net/http"
 	"slices"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/gateway/functions"
-	"github.com/penstock/penstock/models/picture"
 )
 
 // wall keeps the newest picture of each function that came through the gateway.
@@ -34,24 +32,29 @@ type shown struct {
 	Number    int     `json:"number"`
 	LatencyMS float64 `json:"latency_ms"`
 	AgeMS     int64   `json:"age_ms"`
-	Boxes     []box   `json:"boxes"`
-	Classes   []class `json:"classes,omitempty"`
+	// Found is in the pixels of a picture of Width, if it is set, else of this one.
+	Found []seen `json:"found"`
+	Width int    `json:"width,omitempty"`
 	// Client is the address of a UDP client whose picture it is; empty for the gateway's own.
 	Client string `json:"client,omitempty"`
 }
 
-// box is in the picture's pixels.
-type box struct {
-	Label string  `json:"label"`
-	Score float32 `json:"score"`
-	X0    int     `json:"x0"`
-	Y0    int     `json:"y0"`
-	X1    int     `json:"x1"`
-	Y1    int     `json:"y1"`
-	// Points and Corners have x and y of each, Mask the corners of rectangles.
-	Points  [][2]int `json:"points,omitempty"`
-	Corners [][2]int `json:"corners,omitempty"`
-	Mask    [][4]int `json:"mask,omitempty"`
+// seen is something that was found, with the corners of its mask's rectangles.
+type seen struct {
+	functions.Item
+	Mask [][4]int `json:"mask,omitempty"`
+}
+
+// seenIn never returns nil: the page wants a list.
+func seenIn(items []functions.Item) []seen {
+	list := make([]seen, len(items))
+	for i, item := range items {
+		list[i].Item = item
+		for _, r := range item.Shape.Mask {
+			list[i].Mask = append(list[i].Mask, [4]int{r.Min.X, r.Min.Y, r.Max.X, r.Max.Y})
+		}
+	}
+	return list
 }
 
 // The wall keeps pictures up to maxWallBytes, maxWallSum in all, and shows them for wallAge.
@@ -63,14 +66,12 @@ const (
 
 func newWall() *wall { return &wall{pictures: map[string]*wallPicture{}} }
 
-// show replaces the function's picture. The wall keeps the file, which must not change.
-func (w *wall) show(function string, file []byte, latency time.Duration, found []functions.Detection) {
-	w.put(function, file, latency, boxes(found))
-}
-
-// put is show for boxes.
-func (w *wall) put(function string, file []byte, latency time.Duration, found []box) {
-	w.add(&wallPicture{file: file, at: time.Now(), shown: shown{Function: function, LatencyMS: millis(latency), Boxes: found}})
+// show replaces the function's picture. The wall keeps the file, which must not change. width is that of the
+// picture in whose pixels the items are, if it is another one.
+func (w *wall) show(function string, file []byte, latency time.Duration, items []functions.Item, width int) {
+	w.add(&wallPicture{file: file, at: time.Now(), shown: shown{
+		Function: function, LatencyMS: millis(latency), Found: seenIn(items), Width: width,
+	}})
 }
 
 // add replaces the function's picture by p, unless p is too large.
@@ -106,33 +107,6 @@ func (w *wall) forgetLocked() {
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-func boxes(found []functions.Detection) []box {
-	list := make([]box, 0, len(found))
-	for _, d := range found {
-		list = append(list, boxOf(d.Label, d.Score, d.Box, &d.Shape, 1))
-	}
-	return list
-}
-
-// boxOf returns something that was found, in the pixels of a picture that was scaled by a factor.
-func boxOf(label string, score float32, at image.Rectangle, s *picture.Shape, factor float64) box {
-	scale := func(n int) int { return int(float64(n) * factor) }
-	pairs := func(points []image.Point) (list [][2]int) {
-		for _, p := range points {
-			list = append(list, [2]int{scale(p.X), scale(p.Y)})
-		}
-		return list
-	}
-	b := box{
-		Label: label, Score: score, X0: scale(at.Min.X), Y0: scale(at.Min.Y), X1: scale(at.Max.X), Y1: scale(at.Max.Y),
-		Points: pairs(s.Points), Corners: pairs(s.Outline),
-	}
-	for _, r := range s.Mask {
-		b.Mask = append(b.Mask, [4]int{scale(r.Min.X), scale(r.Min.Y), scale(r.Max.X), scale(r.Max.Y)})
-	}
-	return b
-}
 
 // list returns what the wall shows, and forgets old pictures.
 func (w *wall) list() (list []shown) {

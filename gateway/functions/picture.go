@@ -45,15 +45,6 @@ func (f *Function) InferPrepared(ctx context.Context, pixels []byte, frame pictu
 // PhotoSize is the size of a photo for Prepare.
 func (f *Function) PhotoSize() picture.Size { return size(&f.Card.Input) }
 
-// InferFrame sends a frame in the format that the function takes on the wire. The detections are
-// in its pixels.
-func (f *Function) InferFrame(ctx context.Context, pixels []byte) (a Answer, found []Detection, err error) {
-	if a, err = f.Infer(ctx, pixels, 0); err != nil {
-		return a, nil, err
-	}
-	return a, f.InInput(&a), nil
-}
-
 // InInput returns the detections of an answer of Infer, in the pixels of the model's input.
 func (f *Function) InInput(a *Answer) []Detection {
 	return f.locate(a, picture.Whole(size(&f.Card.Input)))

@@ -2,7 +2,7 @@
 import { Store, quantile, recent } from "./data.js";
 import { Row } from "./chart.js";
 import { Slow } from "./slow.js";
-import { Camera, draw } from "./camera.js";
+import { Camera, describe, draw } from "./camera.js";
 import { functionColours } from "./palette.js";
 
 const $ = (id) => document.getElementById(id);
@@ -249,12 +249,12 @@ class View {
         figure.append(document.createElement("canvas"), document.createElement("figcaption"));
         box.append(figure);
       }
-      const found = (s.classes || []).slice(0, 1).map((c) => `, ${c.label} ${(100 * c.score).toFixed(0)} %`).join("");
+      const found = s.found.filter((o) => !o.box).slice(0, 1).map((o) => `, ${describe(o)}`).join("");
       figure.querySelector("figcaption").textContent = `${s.function}${s.client ? ` from ${s.client}` : ""}${found}: answered in ${s.latency_ms.toFixed(1)} ms, ${(s.age_ms / 1000).toFixed(1)} s ago`;
       if (figure.dataset.number === String(s.number)) continue;
       figure.dataset.number = s.number;
       const picture = new Image();
-      picture.onload = () => draw(figure.querySelector("canvas"), picture, s.boxes, Math.max(1, Math.floor(smallestPicture / picture.width)));
+      picture.onload = () => draw(figure.querySelector("canvas"), picture, s.found, s.width || picture.width, Math.max(1, Math.floor(smallestPicture / picture.width)));
       picture.src = `api/wall/${encodeURIComponent(s.function)}?number=${s.number}`;
     }
   }

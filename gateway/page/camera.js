@@ -47,8 +47,6 @@ export class Camera {
 
   // send sends frames until another run begins. It opens a lost connection again.
   async send(run, f, source) {
-    const small = Object.assign(document.createElement("canvas"), { width: f.width, height: f.height });
-    const pixels = small.getContext("2d", { willReadFrequently: true });
     let socket = null;
     while (run === this.run) {
       if (!socket || socket.readyState > 1) {
@@ -56,22 +54,13 @@ export class Camera {
         if (!socket) { this.text.textContent = "no connection"; await pause(500); continue; }
       }
       const frame = grab(source), began = performance.now();
-      const { x, y, across, down } = fit(frame, f);
-      pixels.fillStyle = `rgb(${[0, 1, 2].map((c) => f.pad[c] ?? f.pad[0] ?? 0)})`;
-      pixels.fillRect(0, 0, f.width, f.height);
-      pixels.drawImage(frame, x, y, frame.width * across, frame.height * down);
-      socket.send(rgb(pixels.getImageData(0, 0, f.width, f.height).data, f));
+      socket.send(await new Promise((done) => frame.toBlob(done, "image/jpeg", 0.95)));
       const answer = await reply(socket);
       if (run !== this.run) break;
       if (!answer) { this.text.textContent = socket.reason || "connection lost"; socket.close(); socket = null; await pause(200); continue; }
-      const place = (list) => list && list.map((v, i) => i % 2 ? (v - y) / down : (v - x) / across);
-      const boxes = answer.boxes.map((b) => {
-        const [x0, y0, x1, y1] = place([b.x0, b.y0, b.x1, b.y1]);
-        return { ...b, x0, y0, x1, y1, points: b.points?.map(place), corners: b.corners?.map(place), mask: b.mask?.map(place) };
-      });
-      draw(this.canvas, frame, boxes);
+      draw(this.canvas, frame, answer.found, frame.width);
       const age = performance.now() - began;
-      const what = boxes.map((b) => `${b.label} ${(100 * b.score).toFixed(0)} %`).concat((answer.classes || []).slice(0, 1).map((c) => `${c.label} ${(100 * c.score).toFixed(0)} %`));
+      const boxes = answer.found.filter((o) => o.box), what = boxes.concat(answer.found.filter((o) => !o.box).slice(0, 1)).map(describe);
       this.text.textContent = `${f.name}: ${answer.status}, ${age.toFixed(1)} ms old · ${what.join(", ") || "nothing found"}`;
       this.canvas.dataset.answers = (+this.canvas.dataset.answers || 0) + 1;
       this.canvas.dataset.boxes = JSON.stringify(boxes);
@@ -104,19 +93,6 @@ function reply(socket) {
   });
 }
 
-// rgb turns the canvas's RGBA into what the function takes.
-function rgb(rgba, f) {
-  const channels = f.channels, out = new Uint8Array(f.width * f.height * channels), plane = f.width * f.height;
-  for (let i = 0; i < plane; i++) {
-    if (channels === 1) {
-      out[i] = 0.299 * rgba[4 * i] + 0.587 * rgba[4 * i + 1] + 0.114 * rgba[4 * i + 2];
-      continue;
-    }
-    for (let c = 0; c < 3; c++) out[f.planes ? c * plane + i : 3 * i + c] = rgba[4 * i + c];
-  }
-  return out;
-}
-
 async function loadClip(files) {
   const pictures = await Promise.all(files.map((name) => new Promise((done) => {
     const img = new Image();
@@ -125,16 +101,6 @@ async function loadClip(files) {
     img.src = `api/clip/${encodeURIComponent(name)}`;
   })));
   return { clip: pictures.filter(Boolean), began: performance.now(), pause_ms: 30 };
-}
-
-// grab copies the current frame, so that its boxes are drawn on it.
-// fit returns where a frame lies in a function's picture, and its scale, as picture.Resize does.
-function fit(frame, f) {
-  let across = f.width / frame.width, down = f.height / frame.height;
-  if (f.fit === "left") return { x: 0, y: 0, across: Math.min(across, down), down };
-  if (f.fit === "crop") across = down = Math.max(across, down);
-  else if (f.fit !== "stretch") across = down = Math.min(across, down);
-  return { x: (f.width - frame.width * across) / 2, y: (f.height - frame.height * down) / 2, across, down };
 }
 
 function grab(source) {
@@ -149,9 +115,13 @@ function grab(source) {
   return copy;
 }
 
-// draw shows a picture, enlarged by a factor, with its boxes, and their outlines, points and masks.
-export function draw(canvas, picture, boxes, factor = 1) {
-  const width = picture.width * factor, height = picture.height * factor;
+// describe names something that was found.
+export const describe = (o) => `${o.label || `class ${o.class}`} ${(100 * o.score).toFixed(0)} %`;
+
+// draw shows a picture, enlarged by a factor, with the boxes in it, and their outlines, points and masks. These are
+// in the pixels of a picture of width from.
+export function draw(canvas, picture, found, from, factor = 1) {
+  const width = picture.width * factor, height = picture.height * factor, scale = width / from;
   canvas.width = width;
   canvas.height = height;
   const ctx = canvas.getContext("2d");
@@ -160,19 +130,19 @@ export function draw(canvas, picture, boxes, factor = 1) {
   ctx.lineWidth = Math.max(2, width / 200);
   ctx.font = `${Math.max(12, width / 40)}px system-ui`;
   const line = Math.max(16, width / 30);
-  for (const b of boxes) {
-    const [x0, y0, x1, y1] = [b.x0, b.y0, b.x1, b.y1].map((v) => v * factor);
+  for (const o of found.filter((o) => o.box)) {
+    const [x0, y0, x1, y1] = o.box.map((v) => v * scale);
     ctx.strokeStyle = "#f0e442";
     ctx.fillStyle = "#f0e44260";
-    for (const [left, top, right, bottom] of b.mask || []) ctx.fillRect(left * factor, top * factor, (right - left) * factor, (bottom - top) * factor);
+    for (const [left, top, right, bottom] of o.mask || []) ctx.fillRect(left * scale, top * scale, (right - left) * scale, (bottom - top) * scale);
     ctx.beginPath();
-    if (b.corners) for (const [x, y] of b.corners) ctx.lineTo(x * factor, y * factor);
+    if (o.corners) for (const [x, y] of o.corners) ctx.lineTo(x * scale, y * scale);
     else ctx.rect(x0, y0, x1 - x0, y1 - y0);
     ctx.closePath();
     ctx.stroke();
     ctx.fillStyle = "#f0e442";
-    for (const [x, y] of b.points || []) ctx.fillRect(x * factor - 2, y * factor - 2, 5, 5);
-    const text = `${b.label} ${(100 * b.score).toFixed(0)} %`, top = Math.max(0, y0 - line);
+    for (const [x, y] of o.points || []) ctx.fillRect(x * scale - 2, y * scale - 2, 5, 5);
+    const text = describe(o), top = Math.max(0, y0 - line);
     ctx.fillStyle = "#000c";
     ctx.fillRect(x0, top, ctx.measureText(text).width + 6, line);
     ctx.fillStyle = "#fff";

@@ -23,8 +23,8 @@ type pageStep struct {
 	Step          string
 	Width, Height int
 	Boxes         []struct {
-		Label          string
-		X0, Y0, X1, Y1 float64
+		Label string
+		Box   []int
 	}
 	Text  string
 	Moved float64
@@ -118,7 +118,7 @@ func checkPage(t *testing.T, s *pageStep, want []int) {
 		scale := float64(max(s.Width, s.Height)) / photoSide
 		x, y := (float64(s.Width)-scale*photoSide)/2, (float64(s.Height)-scale*photoSide)/2
 		box := image.Rect(int(x+scale*float64(want[0])), int(y+scale*float64(want[1])), int(x+scale*float64(want[2])), int(y+scale*float64(want[3])))
-		got := image.Rect(int(s.Boxes[0].X0), int(s.Boxes[0].Y0), int(s.Boxes[0].X1), int(s.Boxes[0].Y1))
+		got := image.Rect(s.Boxes[0].Box[0], s.Boxes[0].Box[1], s.Boxes[0].Box[2], s.Boxes[0].Box[3])
 		if len(s.Boxes) != 1 || s.Boxes[0].Label != "face" || overlap(got, box) < 0.9 {
 			t.Errorf("boxes %+v in %d × %d, want a face near %v (overlap %.2f)", s.Boxes, s.Width, s.Height, box, overlap(got, box))
 		}
