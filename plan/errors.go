@@ -93,27 +93,6 @@ type TooSmall struct {
 	Unproved bool
 }
 
-// Fit returns *TooSmall if a plan on one model of GPU uses more GPUs than the
-// problem's only stock has. It then reports the segments on the first GPUs as
-// what fits.
-func (p *Problem) Fit(pl *Plan) error {
-	count := p.Stocks()[0].Count
-	if count < 0 || pl.GPUs <= count {
-		return nil
-	}
-	placed := map[string]float64{}
-	for _, s := range pl.Segments {
-		if s.GPU < count {
-			placed[s.Service] += s.ThroughputRPS
-		}
-	}
-	e := &TooSmall{Fleet: p.Stocks()}
-	for _, s := range p.Services {
-		e.Services = append(e.Services, Served{Service: s.Name, RateRPS: s.RateRPS, PlacedRPS: min(placed[s.Name], s.RateRPS)})
-	}
-	return e
-}
-
 func (e *TooSmall) Error() string {
 	var fleet, part, none []string
 	for _, s := range e.Fleet {

@@ -11,23 +11,6 @@ import (
 	"strings"
 )
 
-// Write writes the plan as indented JSON with a newline at the end.
-func (pl *Plan) Write(w io.Writer) error {
-	whole := *pl
-	if whole.Services == nil {
-		whole.Services = []Assigned{}
-	}
-	if whole.Segments == nil {
-		whole.Segments = []Segment{}
-	}
-	text, err := json.MarshalIndent(whole, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write plan: %w", err)
-	}
-	_, err = w.Write(append(text, '\n'))
-	return err
-}
-
 // Read reads a plan's JSON form strictly. It refuses unknown fields, data after
 // the plan, other versions, and parts that contradict each other. GPUs must be
 // known and segments must have one of their sizes. Each segment's service must be

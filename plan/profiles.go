@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/models/document"
 	"github.com/penstock/penstock/models/profile"
 )
 
@@ -145,16 +146,9 @@ func sizeList(g GPU) string {
 	if g.Percent {
 		return fmt.Sprintf("1 to %d steps, by shares in percent", g.GPCs)
 	}
-	text := ""
+	sizes := make([]string, len(g.Sizes))
 	for i, s := range g.Sizes {
-		switch {
-		case i == 0:
-		case i == len(g.Sizes)-1:
-			text += " or "
-		default:
-			text += ", "
-		}
-		text += fmt.Sprint(s.GPCs)
+		sizes[i] = fmt.Sprint(s.GPCs)
 	}
-	return text + " GPCs"
+	return document.OrList(sizes) + " GPCs"
 }

@@ -240,8 +240,7 @@ func (t *csvTable) positive(name, unit string) (float64, error) {
 
 // wrap adds the position that encoding/csv reports for an error.
 func (t *csvTable) wrap(err error) error {
-	var at *csv.ParseError
-	if errors.As(err, &at) {
+	if at, ok := errors.AsType[*csv.ParseError](err); ok {
 		return &FileError{t.file, at.Line, at.Column, at.Err}
 	}
 	return &FileError{File: t.file, Err: err}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -130,11 +131,8 @@ func TestPlanForms(t *testing.T) {
 	}
 	a, b := read(t, from), read(t, string(text))
 	a.DelayMS, b.DelayMS = 0, 0
-	var ja, jb bytes.Buffer
-	a.Write(&ja)
-	b.Write(&jb)
-	if ja.String() != jb.String() {
-		t.Errorf("YAML says\n%s\nJSON\n%s", jb.String(), ja.String())
+	if !reflect.DeepEqual(a, b) {
+		t.Errorf("YAML says\n%+v\nJSON\n%+v", b, a)
 	}
 	for form, say := range map[string][]string{
 		"table": {"3 × a100-80", "20 of 21 GPCs", "GPU 2", "│resnet50", "276 of 412"},
@@ -404,7 +402,7 @@ func TestPlanErrors(t *testing.T) {
 		{"an old plan on other GPUs", on(good, "--from", old, "--fleet", fleet("a100-40,9\na30,unlimited\n")), "there are profiles for a100-80"},
 		{"policy and old plan", on(good, "--from", old, "--policy", "penstock"), "--policy and --from: want one of them"},
 
-		{"no such form", on(good, "-o", "xml"), `output "xml": want table, json, yaml or html`},
+		{"no such form", on(good, "-o", "xml"), `--output is "xml", want table, json, yaml or html`},
 		{"an argument", on(good, "extra"), `"extra"`},
 		{"no such flag", on(good, "--nope"), "unknown flag: --nope; see `penstock plan --help`"},
 		{"dry run of nothing", on(good, "--dry-run"), "--dry-run without --apply: want both"},

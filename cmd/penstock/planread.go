@@ -92,8 +92,7 @@ func readProfiles(dir string) (map[string]map[string]plan.Profile, error) {
 // readFile reads the file that a flag names.
 func readFile[T any](flag, path string, read func(r io.Reader, file string) (T, error)) (result T, err error) {
 	f, err := os.Open(path)
-	var why *fs.PathError
-	if errors.As(err, &why) {
+	if why, ok := errors.AsType[*fs.PathError](err); ok {
 		return result, fmt.Errorf("%s %s: %w", flag, path, why.Err)
 	}
 	if err != nil {

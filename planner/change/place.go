@@ -87,8 +87,7 @@ type job struct {
 func (w *world) placeAround(old *plan.Plan, wanted map[string]plan.Service, jobs []job, stay []plan.Service) error {
 	w.begin(old, wanted, jobs)
 	first := w.placeAll(jobs)
-	var small *plan.TooSmall
-	if !errors.As(first, &small) {
+	if _, small := errors.AsType[*plan.TooSmall](first); !small {
 		return first
 	}
 	fresh, err := pack.New().Plan(w.problem)
@@ -109,7 +108,8 @@ func (w *world) placeAround(old *plan.Plan, wanted map[string]plan.Service, jobs
 			n++
 		}
 		w.begin(old, wanted, jobs)
-		if err := w.placeAll(jobs); !errors.As(err, &small) {
+		err := w.placeAll(jobs)
+		if _, small := errors.AsType[*plan.TooSmall](err); !small {
 			return err
 		}
 	}

@@ -55,21 +55,10 @@ type Config struct {
 
 // withDefaults replaces zero values by the defaults, and refuses invalid values.
 func (c Config) withDefaults() (Config, error) {
-	if c.Rule == "" {
-		c.Rule = Deadline
-	}
-	if c.Requests == 0 {
-		c.Requests = 20000
-	}
-	if c.MinRuns == 0 {
-		c.MinRuns = 5
-	}
-	if c.MaxRuns == 0 {
-		c.MaxRuns = max(40, c.MinRuns)
-	}
-	if c.Precision == 0 {
-		c.Precision = 0.001
-	}
+	c.Rule, c.Requests = cmp.Or(c.Rule, Deadline), cmp.Or(c.Requests, 20000)
+	c.MinRuns = cmp.Or(c.MinRuns, 5)
+	c.MaxRuns = cmp.Or(c.MaxRuns, max(40, c.MinRuns))
+	c.Precision = cmp.Or(c.Precision, 0.001)
 	switch {
 	case !slices.Contains(Rules(), c.Rule):
 		return c, fmt.Errorf("rule %q: want one of %v", c.Rule, Rules())

@@ -125,8 +125,7 @@ func together(p *plan.Problem, students []*student) (*plan.Plan, error) {
 	bounded.Bound = func(s plan.Service) float64 { return bounds[s.Name] }
 	made, err := pack.New().Plan(&bounded)
 	if err != nil {
-		var small *plan.TooSmall
-		if errors.As(err, &small) {
+		if small, ok := errors.AsType[*plan.TooSmall](err); ok {
 			for i := range small.Services {
 				small.Services[i].PlacedRPS *= p.Services[i].RateRPS / small.Services[i].RateRPS
 				small.Services[i].RateRPS = p.Services[i].RateRPS

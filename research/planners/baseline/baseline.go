@@ -20,6 +20,7 @@ import (
 	"slices"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/research/planners/fleet"
 )
 
 // Pair is the relative slowdown of a batch if another busy model has the rest of the
@@ -52,7 +53,7 @@ func Memory(g plan.GPU) float64 {
 // stock has too few GPUs.
 func Finish(p *plan.Problem, policy string, segments []plan.Segment, notes ...string) (*plan.Plan, error) {
 	pl := plan.New(p, policy, segments)
-	if err := p.Fit(pl); err != nil {
+	if err := fleet.Fit(p, pl); err != nil {
 		return nil, err
 	}
 	pl.Notes = append(pl.Notes, notes...)

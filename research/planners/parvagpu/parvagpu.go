@@ -27,6 +27,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/research/planners/fleet"
 )
 
 // ErrMixedFleet is returned for a fleet of several GPU models: the paper's
@@ -79,7 +80,7 @@ func (pl planner) Plan(p *plan.Problem) (*plan.Plan, error) {
 		}
 	}
 	deployed := plan.New(p, pl.name, best.segments())
-	if err := p.Fit(deployed); err != nil {
+	if err := fleet.Fit(p, deployed); err != nil {
 		return nil, err
 	}
 	return deployed, nil

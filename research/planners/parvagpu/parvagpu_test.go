@@ -1,7 +1,7 @@
 package parvagpu_test
 
 import (
-	"bytes"
+	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"strings"
@@ -127,9 +127,9 @@ func TestServiceOrder(t *testing.T) {
 
 func text(t *testing.T, pl *plan.Plan) string {
 	t.Helper()
-	var b bytes.Buffer
-	must.OK(t, pl.Write(&b))
-	return b.String()
+	b, err := json.Marshal(pl)
+	must.OK(t, err)
+	return string(b)
 }
 
 func TestWithoutMIG(t *testing.T) {
