@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models/document"
 	"github.com/penstock/penstock/models/zoo"
 )
 
@@ -28,11 +30,6 @@ func completeAll(cmd *cobra.Command) {
 				must(verb.RegisterFlagCompletionFunc(flag, complete))
 			}
 		}
-		if flag := verb.LocalFlags().Lookup("output"); flag != nil {
-			if words := choices(flag.Usage); words != nil {
-				must(verb.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)))
-			}
-		}
 	}
 }
 
@@ -43,23 +40,18 @@ func must(err error) {
 	}
 }
 
-// choices returns the words of a description like "table, json or csv", or nil for any other.
-func choices(usage string) []cobra.Completion {
-	usage, _, _ = strings.Cut(usage, ":")
-	first, last, ok := strings.Cut(usage, " or ")
-	if !ok {
-		return nil
-	}
-	return append(strings.Split(first, ", "), last)
-}
+var (
+	folders   = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+	yamlFiles = cobra.FixedCompletions([]cobra.Completion{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt)
+)
 
 // flagCompletions are those of flags that mean the same for each verb.
 var flagCompletions = map[string]cobra.CompletionFunc{
-	"runtime-dir": completeFolder,
-	"models":      completeFolder,
-	"profiles":    completeFolder,
-	"pictures":    completeFolder,
-	"config":      completeYAML,
+	"runtime-dir": folders,
+	"models":      folders,
+	"profiles":    folders,
+	"pictures":    folders,
+	"config":      yamlFiles,
 	"model":       completeModel,
 	"worker":      completeWorker,
 	"to":          completeFunctionList,
@@ -90,7 +82,7 @@ func completeArguments(verb *cobra.Command) cobra.CompletionFunc {
 		case word == "NAME", word == "MODEL", word == "CARD":
 			return completeModel(cmd, args, toComplete)
 		case word == "CONFIG":
-			return completeYAML(cmd, args, toComplete)
+			return yamlFiles(cmd, args, toComplete)
 		case strings.Contains(word, ".json"):
 			return []cobra.Completion{"json"}, cobra.ShellCompDirectiveFilterFileExt
 		case strings.HasPrefix(word, "FILE"), word == "SOURCE", strings.HasPrefix(word, "["):
@@ -98,14 +90,6 @@ func completeArguments(verb *cobra.Command) cobra.CompletionFunc {
 		}
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-}
-
-func completeFolder(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return nil, cobra.ShellCompDirectiveFilterDirs
-}
-
-func completeYAML(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return []cobra.Completion{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
 // completeModel completes the names of built-in models, and files.
@@ -182,4 +166,28 @@ func startingWith(names []string, prefix string) (list []cobra.Completion) {
 		}
 	}
 	return list
+}
+
+// outputFlag gives a verb the flag -o, which takes one of some words. The first is the default.
+func outputFlag(verb *cobra.Command, to *string, words ...string) {
+	*to = words[0]
+	verb.Flags().VarP(choice{to, words}, "output", "o", document.OrList(words))
+	must(verb.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)))
+}
+
+// choice is a flag's value that is one of some words.
+type choice struct {
+	value *string
+	words []string
+}
+
+func (choice) Type() string     { return "string" }
+func (c choice) String() string { return *c.value }
+
+func (c choice) Set(text string) error {
+	if !slices.Contains(c.words, text) {
+		return errors.New("no such word")
+	}
+	*c.value = text
+	return nil
 }

@@ -46,6 +46,6 @@ serves the camera.`,
 	cmd.Flags().StringVar(&o.Out, "out", "out", "folder for the log, and for the pictures with the results drawn on them")
 	cmd.Flags().BoolVar(&camera, "camera", false, "show the page, until Ctrl-C")
 	cmd.Flags().BoolVar(&open, "open", false, "open the page in a browser")
-	cmd.Flags().StringVarP(&o.Output, "output", "o", "table", "table or json")
+	outputFlag(cmd, &o.Output, "table", "json")
 	return cmd
 }

@@ -68,9 +68,6 @@ its processes end with it, and "memory", its limit.`,
   penstock guest list -o json | jq '.[].pid'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return fmt.Errorf("output %q: want table or json", output)
-			}
 			a, err := askGuests(cmd.Context(), *dir, control.GuestOrder{List: true})
 			if err != nil {
 				return err
@@ -81,7 +78,7 @@ its processes end with it, and "memory", its limit.`,
 			return writeGuests(cmd.OutOrStdout(), a.Guests)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	outputFlag(cmd, &output, "table", "json")
 	return cmd
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -30,9 +29,6 @@ must be 0. The lines below the table say why an objective is not guaranteed, and
   penstock if list -o json | jq '.functions[].port'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return fmt.Errorf("output %q: want table or json", output)
-			}
 			status, err := control.ReadStatus(cmd.Context(), folder())
 			if err != nil {
 				return err
@@ -45,6 +41,6 @@ must be 0. The lines below the table say why an objective is not guaranteed, and
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	outputFlag(cmd, &output, "table", "json")
 	return cmd
 }

@@ -47,7 +47,7 @@ the wire; - is standard input. Boxes are in the picture's pixels.`,
 	}
 	cmd.Flags().StringVar(&o.dir, "runtime-dir", "", nodeUsage)
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "how long an answer is useful; the function's objective if left out")
-	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
+	outputFlag(cmd, &o.output, "text", "json")
 	return cmd
 }
 
@@ -62,9 +62,6 @@ func nodeFunctions(ctx context.Context, given string) (*functions.Set, error) {
 }
 
 func (o *inferOptions) run(cmd *cobra.Command, function string, files []string) error {
-	if o.output != "text" && o.output != "json" {
-		return fmt.Errorf("output %q: want text or json", o.output)
-	}
 	if o.timeout < 0 || o.timeout > functions.MaxWait {
 		return fmt.Errorf("timeout %s: want a duration up to %s", o.timeout, functions.MaxWait)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,9 +34,6 @@ card beside the model, where "penstock if add NAME --model FILE" finds it.`,
   penstock models inspect net.onnx --size 320x320 --scale 1/255 --colour rgb --write`,
 		Args: arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if output != "card" && output != "json" {
-				return fmt.Errorf("output %q: want card or json", output)
-			}
 			result, err := inspect.File(cmd.Context(), args[0], *options)
 			if err != nil {
 				return err
@@ -49,9 +45,7 @@ card beside the model, where "penstock if add NAME --model FILE" finds it.`,
 				cmd.PrintErrln("wrote " + inspect.CardFile(args[0]))
 			}
 			if output == "json" {
-				to := json.NewEncoder(cmd.OutOrStdout())
-				to.SetIndent("", "  ")
-				return to.Encode(result)
+				return writeJSON(cmd.OutOrStdout(), result)
 			}
 			fmt.Fprint(cmd.OutOrStdout(), result.Text)
 			if result.Hint != "" {
@@ -62,7 +56,7 @@ card beside the model, where "penstock if add NAME --model FILE" finds it.`,
 	}
 	options = draftFlags(cmd)
 	cmd.Flags().BoolVar(&write, "write", false, "keep the card beside the model, as FILE with .yaml in place of .onnx")
-	cmd.Flags().StringVarP(&output, "output", "o", "card", "card or json")
+	outputFlag(cmd, &output, "card", "json")
 	return cmd
 }
 

@@ -86,7 +86,7 @@ func TestInspectErrors(t *testing.T) {
 		`invalid argument "3x" for "--size" flag: want sizes like`:         {file, "--size", "3x"},
 		"--size has 2 numbers, want 0":                                     {file, "--size", "32x32"},
 		"--mean and --std: 2 numbers, want 1 or 3":                         {file, "--mean", "1,2"},
-		`output "yaml": want card or json`:                                 {file, "-o", "yaml"},
+		`--output is "yaml", want card or json`:                            {file, "-o", "yaml"},
 		"is a Git LFS pointer; run":                                        {pointer},
 		"the name leads out of the model's folder":                         {beyond},
 		"no such file": {filepath.Join(dir, "missing.onnx")},

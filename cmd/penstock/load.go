@@ -77,7 +77,7 @@ recorded times. Each goes to the function of the node at the port to which it wa
 	f.Float64Var(&speed, "speed", 1, "with --capture: recorded seconds per second")
 	f.DurationVar(&t.Deadline, "deadline", 0, "deadline sent with each request")
 	f.Uint8Var(&t.Priority, "priority", 0, "priority sent with each request")
-	f.StringVarP(&o.Output, "output", "o", "table", "table or json")
+	outputFlag(cmd, &o.Output, "table", "json")
 	return cmd
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/penstock/penstock/models/document"
 	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -68,14 +69,16 @@ latency objective, in batches as large as the objective allows.`,
 	}
 	cmd.SetVersionTemplate("penstock {{.Version}}\n")
 	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		var invalid *pflag.InvalidValueError
-		if errors.As(err, &invalid) {
-			if want := flagRules[invalid.GetFlag().Value.Type()]; want != "" {
+		if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+			want := flagRules[invalid.GetFlag().Value.Type()]
+			if c, ok := invalid.GetFlag().Value.(choice); ok {
+				want = document.OrList(c.words)
+			}
+			if want != "" {
 				err = fmt.Errorf("--%s is %q, want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
 			}
 		}
-		var unknown *pflag.NotExistError
-		if errors.As(err, &unknown) {
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 			if similar := didYouMean(flagNames(c), unknown.GetSpecifiedName(), "--"); similar != "" {
 				return fmt.Errorf("%w%s", err, similar)
 			}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -81,7 +80,7 @@ penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
 	f.IntVar(&o.replayConfig.Requests, "requests", 20000, "requests per service in one run of the replay")
 	f.BoolVar(&o.apply, "apply", false, "cut this machine's GPUs into the plan's MIG instances (needs root)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "with --apply: print the steps without taking them")
-	f.StringVarP(&o.output, "output", "o", "table", "table, json, yaml or html")
+	outputFlag(cmd, &o.output, "table", "json", "yaml", "html")
 	return cmd
 }
 
@@ -97,8 +96,6 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 	given := func(name string) bool { return cmd.Flags().Changed(name) }
 	o.gpuGiven = given("gpu")
 	switch {
-	case !slices.Contains([]string{"table", "json", "yaml", "html"}, o.output):
-		return fmt.Errorf("output %q: want table, json, yaml or html", o.output)
 	case o.profiles == "":
 		return errors.New("--profiles is missing: want the folder of the models' profiles, MODEL.csv each")
 	case o.services == "":

@@ -54,8 +54,7 @@ func logsAs(cmd *cobra.Command, format string) {
 
 // complain prints or logs why a verb failed.
 func complain(cmd *cobra.Command, err error) {
-	var faults loadgen.Faults
-	if errors.As(err, &faults) {
+	if faults, ok := errors.AsType[loadgen.Faults](err); ok {
 		for _, fault := range faults {
 			fmt.Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), fault)
 		}

@@ -71,7 +71,8 @@ the configuration (docs/stream.md).`,
 	f.StringVar(&o.size, "size", "", "WIDTHxHEIGHT of raw frames on standard input; without it they are in a container")
 	f.StringVar(&o.format, "pixel-format", "rgb24", "ffmpeg's name of the format of raw frames")
 	f.Float64Var(&o.rate, "rate", 25, "raw frames per second")
-	f.StringVarP(&o.output, "output", "o", "text", "text or jsonl: one line per frame and function")
+	outputFlag(cmd, &o.output, "text", "jsonl")
+	f.Lookup("output").Usage += ": one line per frame and function"
 	f.StringVar(&o.annotate, "annotate", "", "video file, like out.mp4, to draw the boxes in")
 	return cmd
 }
@@ -83,9 +84,6 @@ func (o *streamOptions) input(cmd *cobra.Command, source string) (in stream.Inpu
 	}
 	slices.Sort(o.to)
 	o.to = slices.Compact(o.to)
-	if o.output != "text" && o.output != "jsonl" {
-		return in, fmt.Errorf("output %q: want text or jsonl", o.output)
-	}
 	if err := stream.CheckName("--hwaccel", o.hwaccel); err != nil {
 		return in, err
 	}

@@ -24,7 +24,7 @@ func TestStreamFlags(t *testing.T) {
 	}{
 		{[]string{"-"}, "--to is missing; want the names of functions, like --to face,detect"},
 		{[]string{}, "penstock stream has 0 arguments; want `penstock stream SOURCE --to FUNCTION,...`"},
-		{[]string{"-", "--to", "face", "-o", "csv"}, `output "csv": want text or jsonl`},
+		{[]string{"-", "--to", "face", "-o", "csv"}, "--output is \"csv\", want text or jsonl; see `penstock stream --help`"},
 		{[]string{"-", "--to", "face", "--hwaccel", "-y"}, `--hwaccel is "-y", want a name of ffmpeg's: lower case letters, digits and '_'`},
 		{[]string{"-", "--to", "face", "--size", "640"}, `--size is "640", want WIDTHxHEIGHT, like 640x480`},
 		{[]string{"-", "--to", "face", "--size", "640x480x2"}, `--size is "640x480x2", want WIDTHxHEIGHT, like 640x480`},

@@ -45,9 +45,6 @@ If the output is no terminal, or with -o json, it measures for --interval, print
   penstock top -o json | jq '.functions[] | {name, p99_ms, slo_ms}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return fmt.Errorf("output %q: want table or json", output)
-			}
 			if interval < minTopInterval || interval > maxTopInterval {
 				return fmt.Errorf("--interval is %s, want %s to %s", interval, minTopInterval, maxTopInterval)
 			}
@@ -79,7 +76,7 @@ If the output is no terminal, or with -o json, it measures for --interval, print
 	}
 	cmd.Flags().StringVar(&dir, "runtime-dir", "", nodeUsage)
 	cmd.Flags().DurationVarP(&interval, "interval", "i", time.Second, "time between two updates, or to measure before printing once")
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	outputFlag(cmd, &output, "table", "json")
 	return cmd
 }
 

@@ -98,8 +98,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		Gateway:     !c.Gateway.Off,
 		Patience:    5 * c.DrainTimeout, Inherit: inheritKeeper(processes, log), Log: log,
 	})
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.Exited() {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Exited() {
 		return exitStatus(exit.ExitCode()) // the child has already reported the reason
 	}
 	return err

@@ -3,6 +3,7 @@ package check
 import (
 	"fmt"
 	"os/exec"
+	"slices"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/stream"
@@ -26,10 +27,5 @@ func (n *node) streams() {
 }
 
 func hasFunction(c configs.Config, name string) bool {
-	for i := range c.Functions {
-		if c.Functions[i].Name == name {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.Functions, func(f configs.Function) bool { return f.Name == name })
 }

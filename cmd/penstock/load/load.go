@@ -39,8 +39,6 @@ type Options struct {
 func (o *Options) Validate() error {
 	t := &o.Traffic
 	switch {
-	case o.Output != "table" && o.Output != "json":
-		return fmt.Errorf("output %q: want table or json", o.Output)
 	case t.Spec.Duration <= 0:
 		return fmt.Errorf("--duration %v: want more than 0, like 30s", t.Spec.Duration)
 	case t.Spec.Warmup < 0:
@@ -145,11 +143,8 @@ const captureGrace = 2 * time.Second
 
 // PlayCapture plays a capture to a node, and writes how many answers came, as table or json.
 func PlayCapture(ctx context.Context, w io.Writer, node control.Status, file string, speed float64, output string) error {
-	switch {
-	case !(speed > 0 && speed <= 1e6):
+	if !(speed > 0 && speed <= 1e6) {
 		return fmt.Errorf("--speed %v: want more than 0, at most 1000000", speed)
-	case output != "table" && output != "json":
-		return fmt.Errorf("--output %q: want table or json with --capture", output)
 	}
 	o := capture.Options{File: file, Speed: speed, Grace: captureGrace}
 	for _, f := range node.Functions {
