@@ -31,11 +31,9 @@ func newEvents() *events { return &events{readers: map[chan []byte]bool{}} }
 
 // update is the JSON of an event.
 type update struct {
-	Number    uint64                   `json:"number"`
-	Millis    int64                    `json:"t"`
-	Functions map[string]history.Point `json:"functions"`
-	Marks     []history.Mark           `json:"marks,omitempty"`
-	Wall      []shown                  `json:"wall,omitempty"`
+	Number uint64 `json:"number"`
+	*history.Update
+	Wall []shown `json:"wall,omitempty"`
 }
 
 // observe records a sample of the manager and passes what is new to the readers.
@@ -55,11 +53,7 @@ func (e *events) publish(u *history.Update, wall []shown) {
 	if len(e.readers) == 0 {
 		return
 	}
-	event := update{Number: e.number, Millis: u.Millis, Functions: map[string]history.Point{}, Marks: u.Marks, Wall: wall}
-	for _, f := range u.Functions {
-		event.Functions[f.Name] = f.Point
-	}
-	text, err := json.Marshal(event)
+	text, err := json.Marshal(update{e.number, u, wall})
 	if err != nil {
 		return // it has no value that JSON lacks
 	}

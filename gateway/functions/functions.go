@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -223,12 +224,7 @@ func (s *Set) All() []*Function {
 
 // names returns the sorted names. The caller holds mu.
 func (s *Set) names() []string {
-	names := make([]string, 0, len(s.functions))
-	for name := range s.functions {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(s.functions))
 }
 
 // Status returns the last known status and its age. The error says why the last attempt to

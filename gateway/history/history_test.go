@@ -73,13 +73,13 @@ func TestRecorder(t *testing.T) {
 		t.Errorf("the first sample has points %+v", u)
 	}
 	u := r.Add(sample(begin.Add(250*time.Millisecond), control.FunctionStatus{InFlight: 5, SharePercent: 40}, counts(14)))
-	p := u.Functions[0].Point
+	p := u.Functions["face"]
 	if p.Latency[0] != 4 || p.Latency[1] != 8 || p.Results[0] != 12 || p.Ran != 12 || p.BatchSum != 24 || p.StageMillis[0] != 4000 || p.InFlight != 5 || p.Guarantee != 40 {
 		t.Errorf("point %+v", p)
 	}
 	// The function was removed and added again between two samples.
 	u = r.Add(sample(begin.Add(500*time.Millisecond), control.FunctionStatus{}, counts(2)))
-	if p := u.Functions[0].Point; p.Ran != 6 || p.Latency[1] != 4 {
+	if p := u.Functions["face"]; p.Ran != 6 || p.Latency[1] != 4 {
 		t.Errorf("point after a restart %+v, want counts from zero", p)
 	}
 	if points, millis := r.Points("face", 0); points[len(points)-1].Ran != 6 || millis != begin.Add(500*time.Millisecond).UnixMilli()-int64(Levels[0].Points-1)*Levels[0].StepMillis {

@@ -32,22 +32,17 @@ func NewRecorder() *Recorder {
 
 // Update is what a sample added to the history.
 type Update struct {
-	Millis    int64
-	Functions []FunctionPoint
-	Marks     []Mark
-}
-
-// FunctionPoint is a function's newest point.
-type FunctionPoint struct {
-	Name  string
-	Point Point
+	Millis int64 `json:"t"`
+	// Functions are their newest points.
+	Functions map[string]Point `json:"functions"`
+	Marks     []Mark           `json:"marks,omitempty"`
 }
 
 // Add adds a sample. The first one has no point, since counters need two.
 func (r *Recorder) Add(s *control.Sample) Update {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := Update{Millis: s.At.UnixMilli()}
+	u := Update{Millis: s.At.UnixMilli(), Functions: map[string]Point{}}
 	before := r.last
 	r.last = *s
 	if before.At.IsZero() {
@@ -69,7 +64,7 @@ func (r *Recorder) Add(s *control.Sample) Update {
 		}
 		r.series[f.Name].Add(u.Millis, &p)
 		r.noteOutliers(f)
-		u.Functions = append(u.Functions, FunctionPoint{f.Name, p})
+		u.Functions[f.Name] = p
 	}
 	r.forget(s)
 

@@ -69,8 +69,7 @@ func (w *webhook) send(ctx context.Context, m message) error {
 	}
 	response, err := w.client.Do(request)
 	if err != nil {
-		var detailed *url.Error // it contains the address
-		if errors.As(err, &detailed) {
+		if detailed, ok := errors.AsType[*url.Error](err); ok { // it contains the address
 			err = detailed.Err
 		}
 		return fmt.Errorf("post answer: %w", hideToken(err, token))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -96,11 +97,7 @@ func ParseAddress(text string) (Address, error) {
 func parseNetwork(scheme, text string) (Address, error) {
 	allowed, ok := protocols[scheme]
 	if !ok {
-		known := make([]string, 0, len(protocols))
-		for name := range protocols {
-			known = append(known, name)
-		}
-		slices.Sort(known)
+		known := slices.Sorted(maps.Keys(protocols))
 		return Address{}, fmt.Errorf("source begins with %q; want a file, or one of %s", scheme+"://", strings.Join(known, ", "))
 	}
 	a := Address{kind: network, text: text, protocols: allowed, formats: formats + moreFormats[scheme]}

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"fmt"
 	"image"
 	"math"
@@ -53,10 +54,7 @@ func NewAnnotator(file, ffmpeg string, to []string) (*Annotator, error) {
 	if filepath.Ext(path) == "" {
 		return nil, fmt.Errorf("name %s has no ending that says the format; want one like out.mp4", file)
 	}
-	if ffmpeg == "" {
-		ffmpeg = "ffmpeg"
-	}
-	return &Annotator{file: path, ffmpeg: ffmpeg, order: to, marks: map[string][]picture.Mark{}}, nil
+	return &Annotator{file: path, ffmpeg: cmp.Or(ffmpeg, "ffmpeg"), order: to, marks: map[string][]picture.Mark{}}, nil
 }
 
 // Observe takes what a function found.

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"image"
@@ -160,15 +161,8 @@ func (p *process) wait(patience time.Duration) error {
 
 // Open starts ffmpeg. The caller closes the decoder.
 func Open(input Input) (*Decoder, error) {
-	if input.FFmpeg == "" {
-		input.FFmpeg = "ffmpeg"
-	}
-	if input.FirstFrame == 0 {
-		input.FirstFrame = firstFrame
-	}
-	if input.NextFrame == 0 {
-		input.NextFrame = nextFrame
-	}
+	input.FFmpeg = cmp.Or(input.FFmpeg, "ffmpeg")
+	input.FirstFrame, input.NextFrame = cmp.Or(input.FirstFrame, firstFrame), cmp.Or(input.NextFrame, nextFrame)
 	args, list := input.arguments()
 	command := exec.Command(input.FFmpeg, args...)
 	command.Env = environment()
@@ -409,9 +403,7 @@ func (d *Decoder) limit() time.Duration {
 func (d *Decoder) nextInfo() (frameInfo, error) {
 	var late <-chan time.Time
 	if limit := d.limit(); limit > 0 {
-		timer := time.NewTimer(limit)
-		defer timer.Stop()
-		late = timer.C
+		late = time.After(limit)
 	}
 	select {
 	case info, ok := <-d.infos:
@@ -470,13 +462,13 @@ func (d *Decoder) end() error {
 	case <-d.described: // the last lines say why
 	case <-time.After(endTimeout):
 	}
-	var exit *exec.ExitError
+	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
 	case strings.Contains(d.reason(""), unknownFormat):
 		return errors.New("source is no video of a known format; it may be a playlist, which names other files; want one of these files, or the playlist's http address")
 	case strings.Contains(d.reason(""), notAllowed):
 		return fmt.Errorf("source names another file or address, which may not be opened: ffmpeg: %s", d.reason(""))
-	case errors.As(err, &exit) && exit.ProcessState.Sys().(syscall.WaitStatus).Signaled():
+	case exited && exit.ProcessState.Sys().(syscall.WaitStatus).Signaled():
 		return fmt.Errorf("ffmpeg was ended by a signal (%v)%s", exit.ProcessState.Sys().(syscall.WaitStatus).Signal(), d.reason("; its last error was: "))
 	case err != nil:
 		return fmt.Errorf("ffmpeg failed: %s", strings.TrimPrefix(d.reason(": ")+" ("+err.Error()+")", ": "))
