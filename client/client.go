@@ -26,6 +26,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,23 +129,14 @@ const (
 
 // complete fills in the defaults and checks the other options.
 func (o *Options) complete() error {
-	set := func(v *int, by int) {
-		if *v == 0 {
-			*v = by
-		}
-	}
-	set(&o.FragmentBytes, wire.DefaultFragmentBytes)
-	set(&o.InFlight, defaultInFlight)
-	set(&o.QueueLimit, defaultQueueLimit)
-	set(&o.BurstBytes, defaultBurstBytes)
-	set(&o.MaxResultBytes, defaultMaxResultBytes)
-	set(&o.socketBytes, defaultSocketBytes)
-	if o.Timeout == 0 {
-		o.Timeout = defaultTimeout
-	}
-	if o.ResendAfter == 0 {
-		o.ResendAfter = defaultResendAfter
-	}
+	o.FragmentBytes = cmp.Or(o.FragmentBytes, wire.DefaultFragmentBytes)
+	o.InFlight = cmp.Or(o.InFlight, defaultInFlight)
+	o.QueueLimit = cmp.Or(o.QueueLimit, defaultQueueLimit)
+	o.BurstBytes = cmp.Or(o.BurstBytes, defaultBurstBytes)
+	o.MaxResultBytes = cmp.Or(o.MaxResultBytes, defaultMaxResultBytes)
+	o.socketBytes = cmp.Or(o.socketBytes, defaultSocketBytes)
+	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)
+	o.ResendAfter = cmp.Or(o.ResendAfter, defaultResendAfter)
 	switch {
 	case o.FragmentBytes < 1 || o.FragmentBytes > wire.MaxFragmentBytes:
 		return fmt.Errorf("fragment bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxFragmentBytes)

@@ -238,10 +238,8 @@ func (l *link[In]) finish() {
 }
 
 func (l *link[In]) sleep(d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 	case <-l.ctx.Done():
 	}
 }

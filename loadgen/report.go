@@ -159,8 +159,7 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 	if status, known := w.function(t.f.Name); known {
 		r.SharePercent, r.Swaps, r.Lost = &status.SharePercent, &status.Swaps, &status.Lost
 		r.KernelDrops, r.SwapIdle = &status.KernelDrops, &status.SwapIdle
-		first := w.firstShare(t.f.Name)
-		r.FirstSharePercent = &first
+		r.FirstSharePercent = new(w.firstShare(t.f.Name))
 	}
 	r.Restarted, r.Removed = w.began(t.f.Name)
 	return r
@@ -187,11 +186,9 @@ func (r *FunctionReport) accuracy(l *ledger) {
 	if r.Labelled == 0 {
 		return
 	}
-	accuracy := percent(right, uint64(r.Labelled))
-	r.Accuracy = &accuracy
+	r.Accuracy = new(percent(right, uint64(r.Labelled)))
 	if l.references != nil {
-		reference := percent(referenceRight, uint64(r.Labelled))
-		r.ReferenceAccuracy = &reference
+		r.ReferenceAccuracy = new(percent(referenceRight, uint64(r.Labelled)))
 	}
 }
 

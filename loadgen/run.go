@@ -121,10 +121,12 @@ func (t *traffic) close() error {
 	return errors.Join(errs...)
 }
 
-func (r *run) close() {
+func (r *run) close() error {
+	var errs []error
 	for _, t := range r.traffic {
-		t.close()
+		errs = append(errs, t.close())
 	}
+	return errors.Join(errs...)
 }
 
 func (r *run) measure(ctx, background context.Context) (*Report, error) {
@@ -161,18 +163,10 @@ func (r *run) measure(ctx, background context.Context) (*Report, error) {
 	for _, t := range r.traffic {
 		report.Functions = append(report.Functions, t.report(measured, r.watch))
 	}
-	if err := r.closeSenders(); err != nil {
+	if err := r.close(); err != nil {
 		return report, fmt.Errorf("close streams: %w", err)
 	}
 	return report, report.check()
-}
-
-func (r *run) closeSenders() error {
-	var errs []error
-	for _, t := range r.traffic {
-		errs = append(errs, t.close())
-	}
-	return errors.Join(errs...)
 }
 
 // elapsed returns how much of the measured time has passed.

@@ -101,11 +101,9 @@ func (c *Clock) WithTimeout(parent context.Context, limit time.Duration) (contex
 	end := c.Now() + limit
 	go func() {
 		for left := limit; left > 0; left = end - c.Now() {
-			timer := time.NewTimer(left)
 			select {
-			case <-timer.C:
+			case <-time.After(left):
 			case <-ctx.Done():
-				timer.Stop()
 				return
 			}
 		}

@@ -398,17 +398,8 @@ func (v Value) text() (string, bool) {
 // Peek returns the string at a map's key, empty if there is none, and reports nothing.
 // It is for maps whose allowed keys depend on one of them.
 func (v Value) Peek(key string) string {
-	node, ok := v.node.(ast.MapNode)
-	if !ok {
-		return ""
-	}
-	for i := node.MapRange(); i.Next(); {
-		if name, ok := i.Key().(*ast.StringNode); ok && name.Value == key {
-			s, _ := v.doc.value(i.Value(), "").text()
-			return s
-		}
-	}
-	return ""
+	s, _ := v.at(key, "").text()
+	return s
 }
 
 func (v Value) integer() (int64, bool) {
