@@ -101,12 +101,7 @@ func draftFlags(cmd *cobra.Command) *draft.Options {
 		o.Std, err = parseNumbers(text, 0)
 		return err
 	})
-	flags.Func("colour", "without a card: `order` of the model's channels, rgb or bgr", func(text string) error {
-		if o.Colour = text; text != "rgb" && text != "bgr" {
-			return errors.New("want rgb or bgr")
-		}
-		return nil
-	})
+	flags.Var(choice{&o.Colour, []string{"rgb", "bgr"}}, "colour", "without a card: `order` of the model's channels, rgb or bgr")
 	flags.StringVar(&o.Decoder, "decoder", "", "without a card: what the outputs mean (docs/models.md lists decoders)")
 	return &o
 }

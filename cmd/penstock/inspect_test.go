@@ -82,7 +82,7 @@ func TestInspectErrors(t *testing.T) {
 		`invalid argument "1/0" for "--scale" flag: want a number above 0`: {file, "--scale", "1/0"},
 		`invalid argument "0" for "--std" flag: want one number`:           {file, "--std", "0"},
 		`invalid argument "1,x" for "--mean" flag: want one number`:        {file, "--mean", "1,x"},
-		`invalid argument "red" for "--colour" flag: want rgb or bgr`:      {file, "--colour", "red"},
+		`--colour is "red", want rgb or bgr`:                               {file, "--colour", "red"},
 		`invalid argument "3x" for "--size" flag: want sizes like`:         {file, "--size", "3x"},
 		"--size has 2 numbers, want 0":                                     {file, "--size", "32x32"},
 		"--mean and --std: 2 numbers, want 1 or 3":                         {file, "--mean", "1,2"},
