@@ -29,7 +29,7 @@ var layers = [][]string{
 	{"configs", "plan", "datapath"},
 	{"batching"},
 	{"client", "control", "shm", "models", "cuda"},
-	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/procstat", "internal/webserver", "internal/confidence"},
+	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/procstat", "internal/webserver", "internal/confidence", "internal/streams"},
 	{"internal/atomicfile", "internal/futex"},
 }
 
@@ -93,6 +93,7 @@ var pure = map[string][]string{
 	"libml/onnx/signature":     {"os", "net", "syscall", "io"},
 	"plan":                     {"os", "net", "syscall", "math/rand"},
 	"internal/confidence":      {"os", "net", "syscall", "io"},
+	"internal/streams":         {"os", "net", "syscall", "io"},
 }
 
 // pureFolders are folders whose packages are all pure. Packages that only serve tests are
