@@ -8,6 +8,7 @@ package models
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 )
 
@@ -52,7 +53,10 @@ type Card struct {
 	Inputs []Tensor `json:",omitempty"`
 	// Constants are the values of inputs that no request has, by name.
 	Constants map[string][]float64 `json:",omitempty"`
-	Outputs   []Tensor
+	// State are outputs that become inputs of the same stream's next request. Outputs are the others: answers are made of
+	// them.
+	State   []State `json:",omitempty"`
+	Outputs []Tensor
 
 	// Batches are the batch sizes that are prepared, ascending, first element 1.
 	// A batch between two sizes is padded to the next.
@@ -194,12 +198,42 @@ func (in *Input) Images(batchBytes int) int {
 	return (batchBytes - last.At) / last.Bytes
 }
 
-// InputTensors returns the tensors that requests fill: Inputs, or the one that the gather makes of a picture.
-func (c *Card) InputTensors() []Tensor {
-	if len(c.Inputs) > 0 {
-		return c.Inputs
+// State is an output that becomes an input of the same stream's next request. The input of the first one is zero.
+type State struct {
+	Input  string
+	Output Tensor
+}
+
+// StateBytes returns the size of a stream's state.
+func (c *Card) StateBytes() (bytes int) {
+	for i := range c.State {
+		bytes += c.State[i].Output.Bytes()
 	}
-	return []Tensor{{Name: c.Input.Name, Type: c.Input.TensorType, Shape: c.Input.Shape(1)[1:]}}
+	return bytes
+}
+
+// InputTensors returns the tensors that libml fills for the model: Inputs, or the one that the gather makes of a
+// picture; then those of State.
+func (c *Card) InputTensors() []Tensor {
+	tensors := slices.Clip(c.Inputs)
+	if len(tensors) == 0 {
+		tensors = []Tensor{{Name: c.Input.Name, Type: c.Input.TensorType, Shape: c.Input.Shape(1)[1:]}}
+	}
+	for _, s := range c.State {
+		in := s.Output
+		in.Name = s.Input
+		tensors = append(tensors, in)
+	}
+	return tensors
+}
+
+// OutputTensors returns the tensors that the model fills: Outputs, then those of State.
+func (c *Card) OutputTensors() []Tensor {
+	tensors := slices.Clip(c.Outputs)
+	for _, s := range c.State {
+		tensors = append(tensors, s.Output)
+	}
+	return tensors
 }
 
 // WireBytes returns the size of one request's payload.

@@ -27,6 +27,8 @@ type cardFile struct {
 	Inputs []tensorFile `yaml:"inputs" minItems:"1" maxItems:"32" want:"{name, type, shape}"`
 	// Inputs that no request has: a number, or a list of numbers, for each name.
 	Constants document.Value `yaml:"constants"`
+	// Inputs that no request has: for each name, the output whose value of the same stream's last request it gets.
+	State document.Value `yaml:"state"`
 	// The outputs of the model that are used, each of shape [batch, shape...] if batch_axis is 0.
 	Outputs []tensorFile `yaml:"outputs" required:"true" minItems:"1" maxItems:"32" want:"{name, shape}"`
 	// The batch sizes that are prepared, ascending. A batch between two of them is padded. The first is 1,

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -134,6 +135,7 @@ func (c *Card) decode(root document.Value) {
 		root.Find("constants").Reject("is not supported by framework pytorch; build the values into the model")
 	}
 	c.Outputs = c.checkTensors(root.Find("outputs"), f.Outputs)
+	c.decodeState(f.State)
 
 	if c.Batches = f.Batches; !root.Has("batches") {
 		c.Batches = []int{1}
@@ -152,23 +154,29 @@ func (c *Card) decode(root document.Value) {
 	c.decodeDecoder(f.Decoder)
 	c.packInputs(root.Find("inputs"))
 	c.checkBytes(root)
-	c.noteLines(root)
+	c.noteLines(root, &f)
 }
 
-func (c *Card) noteLines(root document.Value) {
+func (c *Card) noteLines(root document.Value, f *cardFile) {
 	c.Lines = map[string]int{"batches": root.Find("batches").Line()}
 	if input := root.Find("input"); len(c.Inputs) == 0 {
 		c.Lines["input.name"], c.Lines["input.size"] = input.Find("name").Line(), input.Find("size").Line()
 	}
-	if len(c.Constants) > 0 {
-		c.Lines["constants"] = root.Find("constants").Line()
-	}
-	for key, tensors := range map[string][]Tensor{"inputs": c.Inputs, "outputs": c.Outputs} {
-		for i := range tensors {
-			c.Lines[fmt.Sprintf("%s[%d].name", key, i)] = root.Find(key, i, "name").Line()
-			c.Lines[fmt.Sprintf("%s[%d].shape", key, i)] = root.Find(key, i, "shape").Line()
+	for _, key := range []string{"constants", "state"} {
+		if root.Has(key) {
+			c.Lines[key] = root.Find(key).Line()
 		}
 	}
+	note := func(key string, tensors []Tensor, files []tensorFile) {
+		for at, file := range files { // outputs that are states are not among the tensors
+			if i := slices.IndexFunc(tensors, func(t Tensor) bool { return t.Name == file.Name }); i >= 0 {
+				c.Lines[fmt.Sprintf("%s[%d].name", key, i)] = root.Find(key, at, "name").Line()
+				c.Lines[fmt.Sprintf("%s[%d].shape", key, i)] = root.Find(key, at, "shape").Line()
+			}
+		}
+	}
+	note("inputs", c.Inputs, f.Inputs)
+	note("outputs", c.Outputs, f.Outputs)
 }
 
 // checkProgram checks the program that runs the model: a built-in framework or the user's
@@ -407,6 +415,47 @@ func (c *Card) decodeConstants(v document.Value) {
 	}
 }
 
+// maxStateBytes limits the state of a stream, so that a process can keep that of many.
+const maxStateBytes = 1 << 20
+
+// decodeState moves outputs that become inputs of the next request from Outputs to State.
+func (c *Card) decodeState(v document.Value) {
+	const rule = "a map from names of inputs to names of outputs, like {h: hn}"
+	if v.Absent() {
+		return
+	}
+	plain, ok := v.Plain().(map[string]any)
+	if !ok {
+		v.Reject("is no map, want %s", rule)
+		return
+	}
+	if c.Framework != "onnx" {
+		v.Reject("is for framework onnx; keep the state of other models in the client")
+	}
+	for _, input := range slices.Sorted(maps.Keys(plain)) {
+		output, ok := plain[input].(string)
+		at := slices.IndexFunc(c.Outputs, func(t Tensor) bool { return t.Name == output })
+		_, constant := c.Constants[input]
+		switch {
+		case !ok:
+			v.Reject("%s is %v, want %s", input, plain[input], rule)
+		case at < 0:
+			v.Reject("%s is the output %q, which outputs does not list, or which is another state", input, output)
+		case constant, slices.ContainsFunc(c.InputTensors(), func(t Tensor) bool { return t.Name == input }):
+			v.Reject("%s is an input of requests or a constant, too; want it in one place", input)
+		default:
+			c.State = append(c.State, State{input, c.Outputs[at]})
+			c.Outputs = slices.Delete(c.Outputs, at, at+1)
+		}
+	}
+	if bytes := c.StateBytes(); bytes > maxStateBytes {
+		v.Reject("has %d bytes per stream, want at most %d", bytes, maxStateBytes)
+	}
+	if len(c.Outputs) == 0 && len(c.State) > 0 {
+		v.Reject("has all outputs; want another one, for the answers")
+	}
+}
+
 // checkBytes limits the memory of a batch.
 func (c *Card) checkBytes(root document.Value) {
 	if len(c.Batches) == 0 {
@@ -417,6 +466,7 @@ func (c *Card) checkBytes(root document.Value) {
 	for i := range c.Outputs {
 		total += n * int64(c.Outputs[i].Bytes())
 	}
+	total += 2 * n * int64(c.StateBytes())
 	if total > maxTensorBytes {
 		root.Find("batches").Reject("tensors of a batch of %d take %d bytes, want at most %d", n, total, int64(maxTensorBytes))
 	}

@@ -52,8 +52,8 @@ const (
 // NewRows returns a comparison for a card's outputs.
 func NewRows(card *models.Card) *Rows {
 	r := new(Rows)
-	for i := range card.Outputs {
-		r.outputs = append(r.outputs, rowsOutput{name: card.Outputs[i].Name, dtype: card.Outputs[i].Type, half: card.Input.TensorType == models.F16})
+	for _, t := range card.OutputTensors() {
+		r.outputs = append(r.outputs, rowsOutput{name: t.Name, dtype: t.Type, half: card.Input.TensorType == models.F16})
 	}
 	return r
 }

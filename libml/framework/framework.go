@@ -224,18 +224,18 @@ const DeviceCPU = control.DeviceCPU
 
 // CheckBuffers returns an error if the arguments of a ConfigureBatch of n images are not those of the card.
 func CheckBuffers(card *models.Card, n int, inputs, outputs []device.Buffer) error {
-	places := card.Input.Places()
-	if len(inputs) != len(places) || len(outputs) != len(card.Outputs) {
-		return fmt.Errorf("batch of %d: there are %d inputs and %d outputs, want %d and %d", n, len(inputs), len(outputs), len(places), len(card.Outputs))
+	ins, outs := card.InputTensors(), card.OutputTensors()
+	if len(inputs) != len(ins) || len(outputs) != len(outs) {
+		return fmt.Errorf("batch of %d: there are %d inputs and %d outputs, want %d and %d", n, len(inputs), len(outputs), len(ins), len(outs))
 	}
-	for i, p := range places {
-		if want := n * p.Bytes; inputs[i].Len() != want {
+	for i := range ins {
+		if want := n * ins[i].Bytes(); inputs[i].Len() != want {
 			return fmt.Errorf("batch of %d: input %d has %d bytes, want %d", n, i, inputs[i].Len(), want)
 		}
 	}
-	for i := range outputs {
-		if want := n * card.Outputs[i].Bytes(); outputs[i].Len() != want {
-			return fmt.Errorf("batch of %d: output %s has %d bytes, want %d", n, card.Outputs[i].Name, outputs[i].Len(), want)
+	for i := range outs {
+		if want := n * outs[i].Bytes(); outputs[i].Len() != want {
+			return fmt.Errorf("batch of %d: output %s has %d bytes, want %d", n, outs[i].Name, outputs[i].Len(), want)
 		}
 	}
 	return nil

@@ -177,10 +177,9 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 			return nil, fmt.Errorf("constant %w", err)
 		}
 	}
-	for i := range c.card.Outputs {
-		o := &c.card.Outputs[i]
+	for i, o := range c.card.OutputTensors() {
 		data := outputs[i].Bytes()
-		if outer, inner := interleaved(o, n); outer > 1 {
+		if outer, inner := interleaved(&o, n); outer > 1 {
 			model := make([]byte, len(data))
 			b.after, data = append(b.after, transposition{data, model, outer, n, inner}), model
 		}

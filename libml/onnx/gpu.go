@@ -89,8 +89,8 @@ func (g *gpu) init() error {
 	if g.env.Stream == nil {
 		return fmt.Errorf("device %q has no streams", g.env.Device)
 	}
-	if len(g.env.Card.Constants) > 0 {
-		return errors.New("a card with constants runs on a CPU only")
+	if len(g.env.Card.Constants)+len(g.env.Card.State) > 0 {
+		return errors.New("a card with constants or state runs on a CPU only")
 	}
 	for _, t := range append(g.env.Card.InputTensors(), g.env.Card.Outputs...) {
 		if t.BatchAxis > 0 && g.env.Card.MaxBatch() > 1 {

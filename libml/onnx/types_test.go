@@ -155,7 +155,7 @@ func TestSeveralInputs(t *testing.T) {
 func TestWrongConstants(t *testing.T) {
 	for constants, want := range map[string]string{
 		"":                                "model takes 4 inputs (\"a\" f32 [n, 3], \"b b\" i64 [n, 1], \"k\" i64 of an open shape, \"s\" f32 [n, 3]), and the card has no \"k\"",
-		"constants: {k: 1}":               `the card has no "s"; give it a value in constants, or list all tensors in inputs`,
+		"constants: {k: 1}":               `the card has no "s"; give it a value in constants or state, or list all tensors in inputs`,
 		"constants: {k: 1, s: 0, z: 1}":   `model has no input "z", which constants names`,
 		"constants: {k: 1, s: [1, 2]}":    `constant "s" is f32 [n, 3] in the model, and has 2 values; want one, or one for each element`,
 		"constants: {k: 0.5, s: 1}":       `constant "k" is i64 of an open shape in the model, which cannot hold 0.5`,

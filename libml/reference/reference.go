@@ -71,7 +71,8 @@ func New(card *models.Card, build framework.Build) (_ *Model, err error) {
 // Answer returns the model's answer to a picture in its wire format: the result's
 // payload, which the caller keeps, and its wire.Kind.
 func (r *Model) Answer(picture []byte) (payload []byte, kind uint8, err error) {
-	if err := cpu.Direct(r.card.Input, picture, device.Bytes(r.tensors.InputsOf(1))...); err != nil {
+	inputs := r.tensors.InputsOf(1)[:len(r.card.Input.Places())] // its states stay zero
+	if err := cpu.Direct(r.card.Input, picture, device.Bytes(inputs)...); err != nil {
 		return nil, 0, err
 	}
 	if err := r.framework.InferBatch(0, r.batch()); err != nil {

@@ -201,11 +201,11 @@ func (w *writer) writePicture(p picked, known bool, f family) {
 func (w *writer) writeTensors() {
 	w.line("inputs:")
 	for _, in := range w.observed.Inputs {
-		if in.Constant != nil {
+		if in.Constant != nil || in.State != "" {
 			continue
 		}
 		why := ""
-		if w.observed.SizeGuessed && in.State == "" {
+		if w.observed.SizeGuessed {
 			why = "the file leaves sizes open; --size sets them"
 		}
 		w.line("  - {name: %s, type: %s, shape: %s%s}%s", quote(in.Name), in.Type, shape(in.Shape), axis(in.Axis), guess(why))

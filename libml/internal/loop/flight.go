@@ -105,6 +105,7 @@ func (l *Loop) begin() error {
 		}
 	}
 	f.bad, f.err = l.gather(f)
+	l.states.load(l.Tensors[f.slot], l.Ring, f)
 	f.gathered = shm.Now()
 	if f.followed = false; f.err == nil {
 		f.followed, f.err = l.Gate.Place.Follow(f.slot)
@@ -240,13 +241,16 @@ func (l *Loop) complete(f *flight, inferred int64) error {
 			} else if firstErr == nil {
 				firstErr = r.err
 			}
-			l.Ring.Complete(f.batch[i].Slot, result)
+			slot := f.batch[i].Slot
+			l.states.save(l.Tensors[f.slot], l.Ring, slot, i, r.err != nil)
+			l.completeSlot(slot, result)
 			i++
 		}
 	}
 	ended := shm.Now()
 	l.Ring.BatchEnded(ended)
 	l.Ring.Flush()
+	l.pendReleased()
 	i := l.flights.remove(f)
 	l.settleMove()
 	if f.err == nil {

@@ -92,7 +92,7 @@ func (h *harness) loop(f *functiontest.Fake) *Loop {
 		Ring: ring, Slots: int(h.Geometry.Slots), Device: d, Share: &h.order, Ending: &h.ending, CPUs: 1, Threads: 1,
 	}
 	for _, s := range slots {
-		c.Tensors = append(c.Tensors, &tensors.Tensors{Card: h.Card, Tensors: s})
+		c.Tensors = append(c.Tensors, tensors.WithStates(h.Card, s))
 	}
 	c.Decoders, err = NewDecoders(h.Card, 4)
 	must.OK(t, err)

@@ -44,6 +44,7 @@ type Loop struct {
 	flights flights                       // in the order of Queue.Running
 
 	decoding *decoding
+	states   *states
 	governor governor
 	naps     naps
 	moves    moves
@@ -56,7 +57,8 @@ type Loop struct {
 	served    bool          // a batch has begun
 	announced bool
 
-	taken []uint32 // buffer of take
+	taken    []uint32 // buffer of take
+	released []uint32 // buffer of answerAll and complete
 }
 
 // Config is what a process has prepared for its loop.
@@ -132,6 +134,7 @@ func New(c Config) *Loop {
 		naps:     naps{poll: c.BusyPoll},
 		taken:    make([]uint32, c.Slots),
 		decoding: newDecoding(c.Card, c.Decoders),
+		states:   newStates(c.Card),
 	}
 }
 
@@ -261,8 +264,9 @@ func (l *Loop) admit() (ok bool, retryAt int64) {
 	now := shm.Now()
 	if l.choice.Batch > 0 && !l.Residence.Resident() {
 		if l.Residence.Failure(now) != nil {
-			l.answerAll(l.Queue.Pending, wire.StatusFailed)
-			l.Queue.Pending, l.choice = l.Queue.Pending[:0], batching.Choice{}
+			failed := l.Queue.Pending
+			l.Queue.Pending, l.choice = failed[:0], batching.Choice{}
+			l.answerAll(failed, wire.StatusFailed)
 		}
 	}
 	if l.choice.Batch == 0 {
@@ -515,8 +519,14 @@ func (l *Loop) announce() {
 	l.Process.Active()
 }
 
-// addPending adds a taken request to the pending ones.
+// addPending adds a taken request to the pending ones, unless it must wait for another one of its stream.
 func (l *Loop) addPending(slot uint32) {
+	if !l.states.hold(l.Ring, slot) {
+		l.pend(slot)
+	}
+}
+
+func (l *Loop) pend(slot uint32) {
 	r := l.Ring.Request(slot)
 	l.Residence.Request(r.FirstFragment)
 	l.Queue.Add(batching.Request{
@@ -547,9 +557,25 @@ func (l *Loop) pick() {
 // answerAll answers requests without a batch.
 func (l *Loop) answerAll(requests []batching.Request, status wire.Status) {
 	for _, r := range requests {
-		l.Ring.Complete(r.Slot, shm.Result{Status: uint8(status), ModelVersion: l.Card.Version})
+		l.completeSlot(r.Slot, shm.Result{Status: uint8(status), ModelVersion: l.Card.Version})
 	}
 	l.Ring.Flush()
+	l.pendReleased()
+}
+
+// completeSlot answers a request. The next one of its stream, if it waits, is pending after pendReleased.
+func (l *Loop) completeSlot(slot uint32, result shm.Result) {
+	if next, ok := l.states.next(l.Ring, slot); ok {
+		l.released = append(l.released, next)
+	}
+	l.Ring.Complete(slot, result)
+}
+
+func (l *Loop) pendReleased() {
+	for _, slot := range l.released {
+		l.pend(slot)
+	}
+	l.released = l.released[:0]
 }
 
 // idle returns how long the ring has been idle: since the last batch's end, or since the next batch

@@ -24,8 +24,8 @@ func wipe(outputs [][]byte) {
 // that does not write it would return another request's result. Integers have no value that no model
 // answers, so these are not checked.
 func checkWritten(card *models.Card, outputs [][]byte) error {
-	for o, out := range outputs {
-		dtype, left := card.Outputs[o].Type, 0
+	for o, t := range card.OutputTensors() {
+		out, dtype, left := outputs[o], t.Type, 0
 		if !dtype.IsFloat() {
 			continue
 		}
@@ -36,7 +36,7 @@ func checkWritten(card *models.Card, outputs [][]byte) error {
 		}
 		if left > 0 {
 			return fmt.Errorf("%d of %d values of output %s were not written; write all outputs of a batch into the memory that configure_batch received",
-				left, len(out)/dtype.Bytes(), card.Outputs[o].Name)
+				left, len(out)/dtype.Bytes(), t.Name)
 		}
 	}
 	return nil

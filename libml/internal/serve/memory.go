@@ -121,7 +121,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 		return nil, fmt.Errorf("map tensors of model %s: manager sent %d bytes: %w", p.card.Name, attached.TensorBytes, err)
 	}
 	for _, t := range slots {
-		m.tensors = append(m.tensors, &tensors.Tensors{Card: p.card, Tensors: t})
+		m.tensors = append(m.tensors, tensors.WithStates(p.card, t))
 	}
 	if m.decoders, err = loop.NewDecoders(p.card, p.threads()); err != nil {
 		return nil, err

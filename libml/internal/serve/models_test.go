@@ -105,7 +105,7 @@ func TestRefusedONNXModels(t *testing.T) {
 		{"i64", tinymodel.Linear(tinymodel.I64, 4, dynamic, 6, 5, 3),
 			`input "x" is i64 [n, 6, 5, 3] in the model, f32 [n, 6, 5, 3] in the card; a picture is u8, f16 or f32: list other tensors in inputs`},
 		{"two inputs", two,
-			`model takes 2 inputs ("x" f32 [n, 6, 5, 3], "mask" i64 [n, 7]), and the card has no "mask"; give it a value in constants, or list all tensors in inputs`},
+			`model takes 2 inputs ("x" f32 [n, 6, 5, 3], "mask" i64 [n, 7]), and the card has no "mask"; give it a value in constants or state, or list all tensors in inputs`},
 		{"fixed batch, another ladder", tinymodel.Linear(tinymodel.F32, 4, 4, 6, 5, 3),
 			`input "x" is f32 [4, 6, 5, 3] in the model, fixed at batch 4; the card has batches [1 2 4 8], want [4] if axis 0 is the batch: smaller batches are padded`},
 		{"batch on the second axis", timeFirst,

@@ -87,6 +87,9 @@ func (p *process) runSamples(slot, n int, t *tensors.Tensors, pictures []int) (t
 			image = image[at.Bytes:]
 		}
 	}
+	for _, state := range t.Before {
+		clear(state)
+	}
 	if p.onGPU() {
 		took, err = p.runBatch(slot, n)
 	} else {
@@ -113,8 +116,8 @@ func (r *rows) take(card *models.Card, outputs [][]byte, n int, pictures []int) 
 	if len(pictures) == n && n > 1 {
 		return r.answers.Compare(outputs, pictures)
 	}
-	for i := range outputs {
-		outputs[i] = outputs[i][:card.Outputs[i].Bytes()]
+	for i, t := range card.OutputTensors() {
+		outputs[i] = outputs[i][:t.Bytes()]
 	}
 	r.answers.Learn(outputs)
 	return nil

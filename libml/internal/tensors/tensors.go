@@ -11,6 +11,19 @@ import (
 type Tensors struct {
 	Card *models.Card
 	device.Tensors
+	// Before and After are the states before and after a run, in the order of Card.State. They are in the process's own
+	// memory.
+	Before, After [][]byte
+}
+
+// WithStates returns tensors with memory for the card's states.
+func WithStates(card *models.Card, laid device.Tensors) *Tensors {
+	t := &Tensors{Card: card, Tensors: laid}
+	for i := range card.State {
+		bytes := card.MaxBatch() * card.State[i].Output.Bytes()
+		t.Before, t.After = append(t.Before, make([]byte, bytes)), append(t.After, make([]byte, bytes))
+	}
+	return t
 }
 
 // MaxSizes returns the sizes of the largest batch of a card.
@@ -30,7 +43,7 @@ func New(card *models.Card, buffer []byte) (*Tensors, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tensors{card, laid}, nil
+	return WithStates(card, laid), nil
 }
 
 // InputOf returns the memory of the inputs of n images, for the gather.
@@ -41,7 +54,7 @@ func (t *Tensors) InputsOf(n int) (inputs []device.Buffer) {
 	for _, p := range t.Card.Input.Places() {
 		inputs = append(inputs, t.Input.Slice(p.At, p.At+n*p.Bytes))
 	}
-	return inputs
+	return append(inputs, t.states(t.Before, n)...)
 }
 
 // OutputsOf returns the output tensors of n images; it allocates.
@@ -50,7 +63,15 @@ func (t *Tensors) OutputsOf(n int) []device.Buffer {
 	for i := range out {
 		out[i] = t.Outputs[i].Slice(0, n*t.Card.Outputs[i].Bytes())
 	}
-	return out
+	return append(out, t.states(t.After, n)...)
+}
+
+// states returns the states of n images.
+func (t *Tensors) states(memory [][]byte, n int) (buffers []device.Buffer) {
+	for i, m := range memory {
+		buffers = append(buffers, device.HostBuffer(m[:n*t.Card.State[i].Output.Bytes()]))
+	}
+	return buffers
 }
 
 // Image writes image i's results to dst, which has one element per output.

@@ -50,9 +50,12 @@ func Check(card *models.Card, inputs, outputs []Tensor) error {
 	if err := checkInputs(card, inputs, open); err != nil {
 		return err
 	}
-	for i := range card.Outputs {
-		key := fmt.Sprintf("outputs[%d].", i)
-		if _, err := findTensor("output", card, &card.Outputs[i], outputs, key+"name", key+"shape", open); err != nil {
+	for i, o := range card.OutputTensors() {
+		name, shape := fmt.Sprintf("outputs[%d].name", i), fmt.Sprintf("outputs[%d].shape", i)
+		if i >= len(card.Outputs) {
+			name, shape = "state", "state"
+		}
+		if _, err := findTensor("output", card, &o, outputs, name, shape, open); err != nil {
 			return err
 		}
 	}
@@ -67,6 +70,9 @@ func checkInputs(card *models.Card, inputs []Tensor, open bool) error {
 		name, shape := "input.name", "input.size"
 		if len(card.Inputs) > 0 {
 			name, shape = fmt.Sprintf("inputs[%d].name", i), fmt.Sprintf("inputs[%d].shape", i)
+		}
+		if i >= len(tensors)-len(card.State) {
+			name, shape = "state", "state"
 		}
 		got, err := findTensor("input", card, t, inputs, name, shape, open)
 		if err != nil && len(card.Inputs) == 0 && got.Name != "" && !slices.Contains([]string{"u8", "f16", "f32"}, got.Type) {
@@ -89,7 +95,7 @@ func checkInputs(card *models.Card, inputs []Tensor, open bool) error {
 	}
 	for _, t := range inputs {
 		if !known[t.Name] {
-			return fmt.Errorf("model takes %d inputs (%s), and the card has no %q; give it a value in constants, or list all tensors in inputs", len(inputs), describe(inputs), t.Name)
+			return fmt.Errorf("model takes %d inputs (%s), and the card has no %q; give it a value in constants or state, or list all tensors in inputs", len(inputs), describe(inputs), t.Name)
 		}
 	}
 	return nil
