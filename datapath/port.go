@@ -53,6 +53,8 @@ type Options struct {
 	// nowhere if it is not valid.
 	Camera    *cameras.Reader
 	AnswersTo netip.AddrPort
+	// Streams: the function keeps a state per stream of a client, so each client must prove its address first.
+	Streams bool
 	// Slots is the max number of requests in flight. If it is 0, the size of the slab gives the
 	// max, and the number follows the answers that come in time.
 	Slots int
@@ -189,6 +191,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		MinFragmentBytes: o.MinFragmentBytes,
 		Camera:           o.Camera,
 		AnswersTo:        o.AnswersTo,
+		Streams:          o.Streams,
 		SLO:              o.Objective,
 		Transit:          o.Transit,
 		Deadline:         o.Gather,

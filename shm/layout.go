@@ -166,8 +166,7 @@ type Request struct {
 	// which clients take turns. They are hashes; 0 is the address of all clients that
 	// have not proved theirs.
 	Address, Client uint32
-	// Stream stands for one stream of the client, if the function keeps a state per stream; else 0. It is a hash
-	// with a secret key.
+	// Stream stands for one stream of the client. It is a hash with a secret key.
 	Stream uint64
 	_      [8]uint8
 }

@@ -495,6 +495,10 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 		a.extend(r, d)
 	}
 	if r.got == uint32(r.count) {
+		if a.config.Streams && !r.client.proved {
+			a.evict(slot, false, events)
+			return
+		}
 		a.complete(slot, events)
 		return
 	}
@@ -590,7 +594,7 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 	a.table.SetRequest(slot, shm.Request{
 		ID: r.id, Fragments: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.extension.priority, LowestScore: r.extension.lowest,
 		FirstFragment: r.arrived, Complete: r.complete, Deadline: a.deadline(r),
-		Address: address, Client: client,
+		Address: address, Client: client, Stream: a.hash.stream(r.from, r.extension.stream),
 	})
 	events.Complete = append(events.Complete, slot)
 }

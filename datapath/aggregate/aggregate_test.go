@@ -42,7 +42,7 @@ func TestCompleteInAnyOrder(t *testing.T) {
 				address, client := b.a.source(b.a.slots[slot].client)
 				want(b, "request", b.table.requests[slot], shm.Request{
 					ID: 7, Fragments: testCount, Bytes: testRequest, FirstFragment: first, Complete: b.now, Deadline: first + int64(b.config.SLO),
-					Address: address, Client: client,
+					Address: address, Client: client, Stream: b.a.hash.stream(camera, 0),
 				})
 				o, ok := b.a.Origin(slot)
 				want(b, "origin", o, Origin{From: camera, To: camera, RequestID: 7, FirstFragment: first, Received: first, Complete: b.now})

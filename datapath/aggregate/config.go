@@ -32,6 +32,10 @@ type Config struct {
 	Camera    *cameras.Reader
 	AnswersTo netip.AddrPort
 
+	// Streams: the function keeps a state per stream of a client. A complete request whose client has not proved its
+	// address is turned away like one without room: the source may be forged, and the state that of another client.
+	Streams bool
+
 	// SLO bounds the deadline of a request, measured from its first fragment's arrival at the
 	// machine.
 	SLO time.Duration

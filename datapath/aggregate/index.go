@@ -24,13 +24,16 @@ func (h *hasher) client(from netip.AddrPort) uint32 {
 
 // request returns a request's hash. It returns no key, because each fragment needs one, and copies of
 // keys cost 13 ns.
-func (h *hasher) request(from netip.AddrPort, id uint32) uint32 {
+func (h *hasher) request(from netip.AddrPort, id uint32) uint32 { return uint32(h.stream(from, id)) }
+
+// stream hashes a client's address and the id of one of its streams. Two streams hardly ever have the same hash.
+func (h *hasher) stream(from netip.AddrPort, id uint32) uint64 {
 	var b [22]byte
 	address := from.Addr().As16()
 	copy(b[:], address[:])
 	binary.LittleEndian.PutUint16(b[16:], from.Port())
 	binary.LittleEndian.PutUint32(b[18:], id)
-	return uint32(maphash.Bytes(h.seed, b[:]))
+	return maphash.Bytes(h.seed, b[:])
 }
 
 // index finds references by hash: open addressing, linear probing, at most half

@@ -272,6 +272,26 @@ func TestProof(t *testing.T) {
 			}
 		})
 	})
+	t.Run("a request that changes a stream needs the cookie first", func(t *testing.T) {
+		streams := func(c *Config) { single(c); c.Streams = true }
+		onBed(t, streams, func(b *harness) {
+			e := b.send(outsider, request(1, &wire.Extension{Stream: 5}, false))
+			if len(e.Complete) != 0 || len(e.Reported) != 1 || e.Reported[0].Status != wire.StatusBusy {
+				t.Fatalf("a client without proof: %+v", e)
+			}
+			e = b.send(outsider, request(1, &wire.Extension{Stream: 5, Cookie: b.a.common.cookies.at(b.now, outsider)}, true))
+			if len(e.Complete) != 1 {
+				t.Fatalf("the repeat with the cookie: %+v", e)
+			}
+			first := b.table.requests[e.Complete[0]].Stream
+			end(b, e.Complete[0])
+			local := b.send(netip.MustParseAddrPort("127.0.0.1:5000"), request(1, &wire.Extension{Stream: 5}, false))
+			if len(local.Complete) != 1 || b.table.requests[local.Complete[0]].Stream == first {
+				t.Errorf("the same stream id of another client: %+v", local)
+			}
+			end(b, local.Complete[0])
+		})
+	})
 	t.Run("the cookie counts while the request runs", func(t *testing.T) {
 		onBed(t, single, func(b *harness) {
 			cookie := b.a.common.cookies.at(b.now, outsider)

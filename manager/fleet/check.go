@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"fmt"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/models"
@@ -47,6 +48,12 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 	}
 	if err := checkCamera(c.Format, &card.Input); err != nil {
 		return nil, &Problem{Key: "format", Err: err}
+	}
+	switch {
+	case len(card.State) > 0 && c.Instances > 1:
+		return nil, &Problem{Key: "instances", Err: fmt.Errorf("is %d, and model %s has state, which only one process can keep; want 1", c.Instances, card.Name)}
+	case len(card.State) > 0 && c.Format != "":
+		return nil, &Problem{Key: "format", Err: fmt.Errorf("is %s, and model %s has state: a camera cannot prove its address, so others could change its state", c.Format, card.Name)}
 	}
 	if err := checkPictures(c.Pictures, card); err != nil {
 		return nil, &Problem{Key: "pictures", Err: err}

@@ -119,6 +119,9 @@ func (f *function) takes(card *models.Card, want configs.Function) error {
 	if !slices.EqualFunc(f.model.desired.Inputs, card.Inputs, func(a, b models.Tensor) bool { return a.Type == b.Type && slices.Equal(a.Shape, b.Shape) }) {
 		return fmt.Errorf("replace model of %s: %s takes other tensors; add it as another function", f.name, card.Name)
 	}
+	if len(f.model.desired.State) > 0 != (len(card.State) > 0) {
+		return fmt.Errorf("replace model of %s: only one of %s and %s has state; add it as another function", f.name, f.model.desired.Name, card.Name)
+	}
 	if err := checkMember(&f.fleet.cfg, want.Worker, card); err != nil {
 		return fmt.Errorf("replace model of %s: worker %w", f.name, err)
 	}
