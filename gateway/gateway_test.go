@@ -52,6 +52,13 @@ var (
 	}
 )
 
+// counter is raw with a state.
+var counter = func() models.Card {
+	c := raw
+	c.Name, c.State = "counter", []models.State{{Input: "h", Output: models.Tensor{Name: "hn", Type: models.F32}}}
+	return c
+}()
+
 // fakeNode answers for the manager of a node with the functions finder and raw. It returns the
 // runtime folder.
 func fakeNode(t *testing.T, answer clienttest.Handler) (dir string) {
@@ -70,7 +77,7 @@ func fakeNodeWith(t *testing.T, answer clienttest.Handler, picture *atomic.Point
 	must.OK(t, os.Chmod(dir, 0o700))
 	admin, err := control.ListenAdmin(dir)
 	must.OK(t, err)
-	cards := map[string]*models.Card{"finder": &finder, "raw": &raw}
+	cards := map[string]*models.Card{"finder": &finder, "raw": &raw, "counter": &counter}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+control.SamplePath, func(w http.ResponseWriter, _ *http.Request) {
 		status := control.Status{Started: time.Unix(1, 0)}
@@ -211,6 +218,66 @@ func TestDeepStack(t *testing.T) {
 	}
 }
 
+// Each sequence of a user has its own stream, and each request without a sequence too.
+func TestSequences(t *testing.T) {
+	seen := make(chan uint32, 1)
+	dir := fakeNode(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		seen <- q.Extension.Stream
+		return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 64}, make([]byte, 12), true
+	})
+	s := newServer(Options{Dir: dir, Version: "test", Log: zerolog.Nop()})
+	must.OK(t, s.functions.Refresh(t.Context()))
+	web := (&access{loopback: true}).guard(s.routes())
+	infer := func(user, parameters string, pictures int) (int, string) {
+		body := fmt.Sprintf(`{"parameters":{%s},"inputs":[{"name":"x","shape":[%d,1,2,1],"datatype":"FP32","data":[%s]}]}`,
+			parameters, pictures, strings.TrimSuffix(strings.Repeat("1,2,", pictures), ","))
+		r := httptest.NewRequest("POST", "http://127.0.0.1/v2/models/counter/infer", strings.NewReader(body))
+		r.RemoteAddr = user
+		w := httptest.NewRecorder()
+		web.ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	stream := func(user, parameters string) uint32 {
+		t.Helper()
+		if code, text := infer(user, parameters, 1); code != 200 {
+			t.Fatal(code, text)
+		}
+		return <-seen
+	}
+
+	const ann, bob = "192.0.2.1:5000", "192.0.2.2:5000"
+	first := stream(ann, `"sequence_id":7`)
+	if again := stream("192.0.2.1:5001", `"sequence_id":7,"sequence_start":false`); again != first {
+		t.Errorf("the next request of a sequence is of stream %d, the first of %d", again, first)
+	}
+	streams := map[uint32]string{0: "no stream", first: "the first"}
+	for _, c := range []struct{ user, parameters string }{
+		{bob, `"sequence_id":7`},
+		{ann, `"sequence_id":"7"`},
+		{ann, `"sequence_id":8`},
+		{ann, `"sequence_id":18446744073709551615`},
+		{ann, `"sequence_id":18446744073709551614`},
+		{ann, `"sequence_id":7,"sequence_start":true`},
+		{ann, `"sequence_id":0`},
+		{ann, ``},
+		{ann, ``},
+	} {
+		id := stream(c.user, c.parameters)
+		if other := streams[id]; other != "" {
+			t.Errorf("%s %s has the stream of %s", c.user, c.parameters, other)
+		}
+		streams[id] = c.user + " " + c.parameters
+	}
+	if code, text := infer(ann, `"sequence_id":7`, 2); code != 400 || !strings.Contains(text, "has 2 inputs at once, want one per message") {
+		t.Errorf("two inputs: %d %s", code, text)
+	}
+	for _, id := range []string{`{}`, `-1`, `"` + strings.Repeat("x", 256) + `"`} {
+		if code, text := infer(ann, `"sequence_id":`+id, 1); code != 400 || !strings.Contains(text, "want a text or a number") {
+			t.Errorf("sequence %.10s: %d %s", id, code, text)
+		}
+	}
+}
+
 func TestTensors(t *testing.T) {
 	web := newGateway(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		a := float32frombytes(q.Picture)
@@ -285,7 +352,7 @@ func TestBadInput(t *testing.T) {
 		status     int
 		want       string
 	}{
-		"unknown function":    {web.URL + "/v2/models/nope/infer", "image/jpeg", photo(t, 4, 4), 404, `the node has [\"finder\" \"raw\"]`},
+		"unknown function":    {web.URL + "/v2/models/nope/infer", "image/jpeg", photo(t, 4, 4), 404, `the node has [\"counter\" \"finder\" \"raw\"]`},
 		"wrong version":       {web.URL + "/v2/models/finder/versions/9/infer", "image/jpeg", photo(t, 4, 4), 404, "serves version 3"},
 		"no picture":          {infer, "image/jpeg", []byte("GIF87"), 415, "unknown; send JPEG, PNG"},
 		"damaged picture":     {infer, "image/jpeg", photo(t, 64, 64)[:300], 400, "picture"},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -200,7 +201,15 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
-	answers, err := s.inferAll(r.Context(), f, q)
+	sequence := functions.Sequence{Name: q.Sequence, Start: q.SequenceStart}
+	if sequence.User, _, err = net.SplitHostPort(r.RemoteAddr); err == nil && q.Sequence != "" && len(q.Pictures) > 1 {
+		err = badRequest(fmt.Errorf("sequence %q has %d inputs at once, want one per message", q.Sequence, len(q.Pictures)))
+	}
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	answers, err := s.inferAll(r.Context(), f, q, sequence)
 	if err != nil {
 		return err
 	}
@@ -238,14 +247,14 @@ func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q
 
 // inferAll sends each picture of a request and waits for all answers. The error is the first
 // one, by the order of the pictures.
-func (s *server) inferAll(ctx context.Context, f *functions.Function, q *openinference.Request) ([]functions.Answer, error) {
+func (s *server) inferAll(ctx context.Context, f *functions.Function, q *openinference.Request, sequence functions.Sequence) ([]functions.Answer, error) {
 	answers := make([]functions.Answer, len(q.Pictures))
 	errs := make([]error, len(q.Pictures))
 	var wait sync.WaitGroup
 	for i, p := range q.Pictures {
 		wait.Go(func() {
 			began := time.Now()
-			answers[i], errs[i] = f.Infer(ctx, p, q.Timeout)
+			answers[i], errs[i] = f.InferNext(ctx, p, q.Timeout, sequence)
 			s.publishTensor(f, &answers[i], time.Since(began), errs[i])
 		})
 	}

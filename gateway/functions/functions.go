@@ -60,6 +60,8 @@ type Function struct {
 	version version
 	address string
 	client  *client.Client
+	// sequences are those of client.
+	sequences *sequences
 }
 
 // version identifies a served model within a run of a manager.
@@ -181,14 +183,14 @@ func (s *Set) function(ctx context.Context, status *control.Status, f *control.F
 	}
 
 	if last != nil && last.address == next.address {
-		next.client = last.client
+		next.client, next.sequences = last.client, last.sequences
 		return next, nil
 	}
 	c, err := client.Dial(ctx, next.address, client.Options{Timeout: MaxWait})
 	if err != nil {
 		return nil, fmt.Errorf("open client of function %s: %w", f.Name, err)
 	}
-	next.client = c
+	next.client, next.sequences = c, newSequences()
 	return next, nil
 }
 
@@ -276,10 +278,19 @@ type Answer struct {
 // answer. deadline is how long an answer is useful; 0 is the function's objective. The errors are
 // those of client.Client.Do: client.StatusError for an answer other than ok.
 func (f *Function) Infer(ctx context.Context, picture []byte, deadline time.Duration) (a Answer, err error) {
+	return f.InferNext(ctx, picture, deadline, Sequence{})
+}
+
+// InferNext is Infer for the next request of a sequence.
+func (f *Function) InferNext(ctx context.Context, picture []byte, deadline time.Duration, q Sequence) (a Answer, err error) {
 	if f.Camera != "" {
 		return a, fmt.Errorf("%w: %s takes those of cameras only (format: %s)", ErrNoPicture, f.Name, f.Camera)
 	}
-	r, err := f.client.Do(ctx, picture, client.RequestOptions{Deadline: deadline})
+	options := client.RequestOptions{Deadline: deadline}
+	if len(f.Card.State) > 0 {
+		options.Stream = f.sequences.stream(q)
+	}
+	r, err := f.client.Do(ctx, picture, options)
 	if err != nil {
 		return a, err
 	}

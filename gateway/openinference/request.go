@@ -14,6 +14,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/models"
@@ -21,6 +22,9 @@ import (
 
 // MaxPictures is the max number of pictures in one message.
 const MaxPictures = 256
+
+// maxSequenceName is the max length of a sequence's name, in bytes.
+const maxSequenceName = 256
 
 // HeaderLength is the HTTP header of the binary extension: the length of the JSON part of a
 // body, in bytes. Raw tensors follow it.
@@ -31,6 +35,10 @@ type Request struct {
 	ID string
 	// Timeout is how long an answer is useful; 0 means the function's objective.
 	Timeout time.Duration
+	// Sequence names the requests that a model with state runs one after the other; empty for none. SequenceStart begins it
+	// again.
+	Sequence      string
+	SequenceStart bool
 	// Pictures are the pictures in the function's format. They share the body's memory.
 	Pictures [][]byte
 	// outputs are the wanted outputs in order; empty means all.
@@ -65,10 +73,13 @@ type (
 	}
 	parameters struct {
 		// Timeout is in microseconds, as Triton reads it.
-		Timeout          *json.Number `json:"timeout"`
-		BinaryDataSize   *int64       `json:"binary_data_size"`
-		BinaryData       *bool        `json:"binary_data"`
-		BinaryDataOutput *bool        `json:"binary_data_output"`
+		Timeout *json.Number `json:"timeout"`
+		// SequenceID is a text or a number, 0 or empty for none, as Triton has them.
+		SequenceID       json.RawMessage `json:"sequence_id"`
+		SequenceStart    bool            `json:"sequence_start"`
+		BinaryDataSize   *int64          `json:"binary_data_size"`
+		BinaryData       *bool           `json:"binary_data"`
+		BinaryDataOutput *bool           `json:"binary_data_output"`
 	}
 )
 
@@ -105,6 +116,13 @@ func DecodeRequest(body []byte, headerLength string, in *models.Input) (*Request
 			return nil, fmt.Errorf("parameter timeout is %s, want a whole number of microseconds", *q.Parameters.Timeout)
 		}
 		r.Timeout = time.Duration(micros) * time.Microsecond
+	}
+	switch id := string(q.Parameters.SequenceID); {
+	case id == "", id == "null", id == "0", id == `""`:
+	case len(id) > maxSequenceName, !strings.ContainsAny(id[:1], `"0123456789`):
+		return nil, fmt.Errorf("parameter sequence_id is %.40s, want a text or a number of at most %d bytes", id, maxSequenceName)
+	default:
+		r.Sequence, r.SequenceStart = id, q.Parameters.SequenceStart
 	}
 	for _, o := range q.Outputs {
 		wanted := outputWanted{name: o.Name, binary: r.binary}
