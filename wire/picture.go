@@ -1,0 +1,160 @@
+package wire
+
+import "fmt"
+
+// PictureFormat says how the pixels of a picture lie in a request. The zero value is the format of the function's card.
+//
+// The names of Bayer formats say the first two pixels of the picture, as those of GenICam's PFNC do. Samples of 10
+// and 12 bits are little endian in 16 bits, or packed: "p" without gaps, from the lowest bits of the first byte on (PFNC), and
+// "packed" with the high 8 bits of two samples around the low bits of both (GigE Vision 2.2).
+type PictureFormat uint8
+
+// Formats of pictures. Of a Bayer format the lowest two bits are the order.
+const (
+	FormatRGB8  PictureFormat = 1
+	FormatBGR8  PictureFormat = 2
+	FormatRGBA8 PictureFormat = 3
+	FormatNV12  PictureFormat = 4 // 4:2:0: all Y, then pairs of U and V
+	FormatI420  PictureFormat = 5 // 4:2:0: all Y, all U, all V
+	FormatUYVY  PictureFormat = 6 // 4:2:2
+	FormatYUYV  PictureFormat = 7 // 4:2:2
+
+	FormatGrey8        PictureFormat = 16
+	FormatGrey10       PictureFormat = 17
+	FormatGrey10p      PictureFormat = 18
+	FormatGrey10Packed PictureFormat = 19
+	FormatGrey12       PictureFormat = 20
+	FormatGrey12p      PictureFormat = 21
+	FormatGrey12Packed PictureFormat = 22
+	FormatGrey16       PictureFormat = 23
+
+	FormatBayerRG8        PictureFormat = 64
+	FormatBayerRG10       PictureFormat = 68
+	FormatBayerRG10p      PictureFormat = 72
+	FormatBayerRG10Packed PictureFormat = 76
+	FormatBayerRG12       PictureFormat = 80
+	FormatBayerRG12p      PictureFormat = 84
+	FormatBayerRG12Packed PictureFormat = 88
+)
+
+// BayerOrder is the colours of the first two pixels of the first row.
+type BayerOrder uint8
+
+// The orders of Bayer formats.
+const (
+	BayerRG BayerOrder = iota
+	BayerGR
+	BayerGB
+	BayerBG
+)
+
+// Packing is how the samples of a row lie in its bytes.
+type Packing uint8
+
+// The packings.
+const (
+	Whole     Packing = iota // in 8 or 16 bits
+	Tight                    // without gaps
+	HighFirst                // two in three bytes: high, low of both, high
+)
+
+// PictureLayout describes a format.
+type PictureLayout struct {
+	Name string
+	// Samples is how many samples a pixel has in a row of the first plane. Bits is the size of each.
+	Samples, Bits int
+	Packing       Packing
+	// Bayer: a pixel has one colour, of Order.
+	Bayer bool
+	Order BayerOrder
+	// EvenWidth and EvenHeight: pixels come in pairs.
+	EvenWidth, EvenHeight bool
+}
+
+var layouts = func() (all [256]PictureLayout) {
+	all[FormatRGB8] = PictureLayout{Name: "rgb8", Samples: 3, Bits: 8}
+	all[FormatBGR8] = PictureLayout{Name: "bgr8", Samples: 3, Bits: 8}
+	all[FormatRGBA8] = PictureLayout{Name: "rgba8", Samples: 4, Bits: 8}
+	all[FormatNV12] = PictureLayout{Name: "nv12", Samples: 1, Bits: 8, EvenWidth: true, EvenHeight: true}
+	all[FormatI420] = PictureLayout{Name: "i420", Samples: 1, Bits: 8, EvenWidth: true, EvenHeight: true}
+	all[FormatUYVY] = PictureLayout{Name: "uyvy", Samples: 2, Bits: 8, EvenWidth: true}
+	all[FormatYUYV] = PictureLayout{Name: "yuyv", Samples: 2, Bits: 8, EvenWidth: true}
+	depths := []struct {
+		suffix  string
+		bits    int
+		packing Packing
+	}{{"8", 8, Whole}, {"10", 10, Whole}, {"10p", 10, Tight}, {"10packed", 10, HighFirst}, {"12", 12, Whole}, {"12p", 12, Tight}, {"12packed", 12, HighFirst}}
+	for i, d := range depths {
+		all[int(FormatGrey8)+i] = PictureLayout{Name: "grey" + d.suffix, Samples: 1, Bits: d.bits, Packing: d.packing}
+		for order, name := range []string{"rg", "gr", "gb", "bg"} {
+			all[int(FormatBayerRG8)+4*i+order] = PictureLayout{Name: "bayer_" + name + d.suffix, Samples: 1, Bits: d.bits, Packing: d.packing,
+				Bayer: true, Order: BayerOrder(order), EvenWidth: true, EvenHeight: true}
+		}
+	}
+	all[FormatGrey16] = PictureLayout{Name: "grey16", Samples: 1, Bits: 16}
+	return all
+}()
+
+// Layout describes the format; ok is false if it is unknown, or the card's.
+func (f PictureFormat) Layout() (l PictureLayout, ok bool) {
+	l = layouts[f]
+	return l, l.Name != ""
+}
+
+// String returns the format's name.
+func (f PictureFormat) String() string {
+	if l, ok := f.Layout(); ok {
+		return l.Name
+	}
+	return fmt.Sprintf("format %d", uint8(f))
+}
+
+// Picture is the shape of a picture in a request.
+type Picture struct {
+	Format        PictureFormat
+	Width, Height int
+	// Stride is the number of bytes from one row to the next; 0 means RowBytes. Rows of the planes U and V of I420 have half of it.
+	Stride int
+}
+
+// RowBytes returns the number of bytes of a row's pixels in the first plane. The format is known.
+func (p Picture) RowBytes() int {
+	l := layouts[p.Format]
+	n := p.Width * l.Samples
+	switch {
+	case l.Packing == HighFirst:
+		return (n*12 + 7) / 8
+	case l.Packing == Tight:
+		return (n*l.Bits + 7) / 8
+	case l.Bits > 8:
+		return 2 * n
+	}
+	return n
+}
+
+// Bytes returns the size of the picture. It fails if the format is unknown or the shape is impossible.
+func (p Picture) Bytes() (int, error) {
+	l, ok := p.Format.Layout()
+	if !ok {
+		return 0, fmt.Errorf("picture has format %d, which is unknown", uint8(p.Format))
+	}
+	row, rows := p.RowBytes(), p.Height
+	if p.Format == FormatNV12 || p.Format == FormatI420 {
+		rows = rows * 3 / 2
+	}
+	switch {
+	case p.Width < 1 || p.Height < 1:
+		return 0, fmt.Errorf("picture has %d x %d pixels", p.Width, p.Height)
+	case l.EvenWidth && p.Width%2 != 0, l.EvenHeight && p.Height%2 != 0:
+		return 0, fmt.Errorf("picture has %d x %d pixels, want even numbers for %s", p.Width, p.Height, l.Name)
+	case l.Bayer && (p.Width < 4 || p.Height < 4):
+		return 0, fmt.Errorf("picture has %d x %d pixels, want at least 4 x 4 for %s", p.Width, p.Height, l.Name)
+	case p.Stride == 0:
+		return rows * row, nil
+	case p.Stride < row:
+		return 0, fmt.Errorf("picture has a stride of %d bytes, and a row of %d pixels of %s has %d", p.Stride, p.Width, l.Name, row)
+	case p.Format == FormatI420 && p.Stride%2 != 0:
+		return 0, fmt.Errorf("picture has a stride of %d bytes, want an even number for %s", p.Stride, l.Name)
+	}
+	return rows * p.Stride, nil
+}
