@@ -1,0 +1,358 @@
+package sampling
+
+import (
+	"encoding/binary"
+	"fmt"
+	"image"
+	"math"
+
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// Source has the bytes of a picture.
+type Source interface {
+	// Bytes returns count bytes, from a place in the picture on. They are valid until the next call for the same plane. The
+	// places of a plane ascend, nearly always.
+	Bytes(plane, place, count int) []byte
+}
+
+// Options are what a card says beside its input.
+type Options struct {
+	// Area: a result is the mean of the pixels that it covers, if there are several.
+	Area bool
+	// Background is behind transparent pixels.
+	Background [3]uint8
+	// Low and High are the samples of black and white, in pictures of more than 8 bits. If both are 0, they are the first and the last
+	// that a format has.
+	Low, High int
+}
+
+// Sampler makes images of a batch tensor. Only one goroutine may use it at a time.
+type Sampler struct {
+	in       models.Input
+	options  Options
+	channels []channel
+	plan     plan // of the last shape of picture
+
+	lines [][]float32 // a row of the tensor, by channel
+}
+
+// channel says how a channel of the tensor follows from a level: level * factor + offset.
+type channel struct {
+	field          uint // of a pixel
+	factor, offset float32
+}
+
+// New returns a sampler for an input of one or three channels.
+func New(in models.Input, o Options) (*Sampler, error) {
+	if in.Channels != 1 && in.Channels != 3 {
+		return nil, fmt.Errorf("sample pictures: the tensor has %d channels, want 1 or 3", in.Channels)
+	}
+	s := &Sampler{in: in, options: o}
+	for c := range in.Channels {
+		to := channel{field: uint(c), factor: 1}
+		if in.ReverseChannels {
+			to.field = uint(in.Channels - 1 - c)
+		}
+		if len(in.Mean) > 0 {
+			to.factor, to.offset = 1/in.Std[c], -in.Mean[c]/in.Std[c]
+		}
+		s.channels = append(s.channels, to)
+		s.lines = append(s.lines, make([]float32, in.Width))
+	}
+	return s, nil
+}
+
+// Region is the part of a picture that is sampled, and where it lies in the tensor. The rest of the tensor is padding.
+type Region struct {
+	Part, Inside image.Rectangle
+}
+
+// Sample makes an image of the tensor, models.Input.TensorBytes long, from a region of a picture. The source has
+// wire.Picture.Bytes.
+func (s *Sampler) Sample(tensor []byte, p wire.Picture, region Region, from Source) error {
+	if p.Stride == 0 {
+		p.Stride = p.RowBytes()
+	}
+	if p != s.plan.picture || region != s.plan.region {
+		if err := s.plan.set(s, p, region); err != nil {
+			return fmt.Errorf("sample picture: %w", err)
+		}
+	}
+	s.plan.from = from
+	s.pad(tensor, region.Inside)
+	s.plan.forget()
+	for y := range region.Inside.Dy() {
+		s.plan.line(s, y)
+		s.write(tensor, region.Inside.Min.X, region.Inside.Min.Y+y, region.Inside.Dx())
+	}
+	return nil
+}
+
+// pad writes the colour of the padding beside a rectangle.
+func (s *Sampler) pad(tensor []byte, inside image.Rectangle) {
+	for c, to := range s.channels {
+		level := float32(0)
+		switch len(s.in.Pad) {
+		case 1:
+			level = float32(s.in.Pad[0])
+		case 3:
+			level = float32(s.in.Pad[to.field])
+		}
+		line := s.lines[c]
+		for x := range line {
+			line[x] = level*to.factor + to.offset
+		}
+	}
+	for y := range s.in.Height {
+		if y < inside.Min.Y || y >= inside.Max.Y {
+			s.write(tensor, 0, y, s.in.Width)
+			continue
+		}
+		s.write(tensor, 0, y, inside.Min.X)
+		s.write(tensor, inside.Max.X, y, s.in.Width-inside.Max.X)
+	}
+}
+
+// write converts the first count results of the lines to pixels of the tensor.
+func (s *Sampler) write(tensor []byte, x, y, count int) {
+	in := &s.in
+	size := in.TensorType.Bytes()
+	for c, line := range s.lines {
+		at, step := ((c*in.Height+y)*in.Width+x)*size, size
+		if in.TensorLayout == models.HWC {
+			at, step = ((y*in.Width+x)*in.Channels+c)*size, in.Channels*size
+		}
+		line := line[:count]
+		switch in.TensorType {
+		case models.U8:
+			for _, v := range line {
+				tensor[at] = uint8(min(max(v+0.5, 0), 255))
+				at += step
+			}
+		case models.F16:
+			for _, v := range line {
+				binary.NativeEndian.PutUint16(tensor[at:], wire.FloatToHalf(v))
+				at += step
+			}
+		default:
+			for _, v := range line {
+				binary.NativeEndian.PutUint32(tensor[at:], math.Float32bits(v))
+				at += step
+			}
+		}
+	}
+}
+
+// plan is what follows from the shape of a picture.
+type plan struct {
+	picture     wire.Picture
+	layout      wire.PictureLayout
+	region      Region
+	read        reader
+	across      *axis
+	down        *axis
+	levelFactor float32 // of a result
+	fields      int     // of a pixel
+	mask        uint64  // of one field
+
+	from Source
+
+	pixels  []uint64
+	sampled [2]row // by row%2
+	samples [4]sampleRow
+	sums    [3][]uint64
+}
+
+// row is a row of the picture, sampled at the tensor's columns.
+type row struct {
+	number int
+	pixels []uint64
+}
+
+type sampleRow struct {
+	number  int
+	samples []uint16
+}
+
+const downBits = 11
+
+func (p *plan) set(s *Sampler, picture wire.Picture, region Region) error {
+	if _, err := picture.Bytes(); err != nil {
+		return err
+	}
+	whole := image.Rect(0, 0, picture.Width, picture.Height)
+	tensor := image.Rect(0, 0, s.in.Width, s.in.Height)
+	if region.Part.Empty() || region.Inside.Empty() || !region.Part.In(whole) || !region.Inside.In(tensor) {
+		return fmt.Errorf("region %v to %v, want a part of %v to a part of %v", region.Part, region.Inside, whole, tensor)
+	}
+	*p = plan{picture: picture, region: region}
+	p.layout, _ = picture.Format.Layout()
+	low, high := s.options.Low, s.options.High
+	if high == 0 {
+		low, high = 0, 1<<p.layout.Bits-1
+	}
+	reader, fraction := newReader(picture.Format, p.layout, s.options.Background, low, high)
+	p.read, p.fields, p.mask = reader, 1, math.MaxUint64
+	bits := uint(fieldBits - levelBits)
+	if p.layout.Bayer || picture.Format < wire.FormatGrey8 {
+		p.fields, p.mask = 3, 1<<fieldBits-1
+		bits -= fraction
+	}
+	width, height := region.Inside.Dx(), region.Inside.Dy()
+	p.across = newAxis(float64(region.Part.Min.X), float64(region.Part.Dx()), width, picture.Width, s.options.Area, bits)
+	p.down = newAxis(float64(region.Part.Min.Y), float64(region.Part.Dy()), height, picture.Height, s.options.Area, downBits)
+	p.levelFactor = 1 / float32(uint64(1)<<(fraction+bits+downBits))
+	p.pixels = make([]uint64, len(p.across.at))
+	for i := range p.sampled {
+		p.sampled[i].pixels = make([]uint64, width)
+	}
+	if p.layout.Bayer || p.layout.Bits > levelBits {
+		for i := range p.samples {
+			p.samples[i].samples = make([]uint16, picture.Width)
+		}
+	}
+	for c := range p.sums {
+		p.sums[c] = make([]uint64, width)
+	}
+	return nil
+}
+
+// forget drops the rows of the picture before.
+func (p *plan) forget() {
+	for i := range p.sampled {
+		p.sampled[i].number = -1
+	}
+	for i := range p.samples {
+		p.samples[i].number = -1
+	}
+}
+
+// line sets the lines of the sampler to row y of the region.
+func (p *plan) line(s *Sampler, y int) {
+	d := p.down
+	first, weights := d.at[d.first[y]:], d.weights[y*d.per:][:d.per]
+	if d.per == 2 && (p.fields == 1 || s.in.Channels == 3) {
+		a := p.row(int(first[0]))
+		b := a
+		if weights[1] != 0 {
+			b = p.row(int(first[1]))
+		}
+		for c, to := range s.channels {
+			shift := uint(0)
+			if p.fields > 1 {
+				shift = to.field * fieldBits
+			}
+			between(s.lines[c], a, b, uint64(weights[0]), uint64(weights[1]), shift, p.mask, p.levelFactor*to.factor, to.offset)
+		}
+		return
+	}
+	p.sum(s, first, weights)
+}
+
+// between interpolates a channel between two rows.
+func between(to []float32, a, b []uint64, weightA, weightB uint64, shift uint, mask uint64, factor, offset float32) {
+	to, b = to[:len(a)], b[:len(a)]
+	for x, p := range a {
+		v := (p>>(shift&63)&mask)*weightA + (b[x]>>(shift&63)&mask)*weightB
+		to[x] = float32(int64(v))*factor + offset
+	}
+}
+
+// sum adds up rows with weights, and turns colours into grey if the tensor has one channel.
+func (p *plan) sum(s *Sampler, rows []int32, weights []uint32) {
+	for c := range p.fields {
+		clear(p.sums[c])
+	}
+	for i, weight := range weights {
+		if weight == 0 {
+			continue
+		}
+		row := p.row(int(rows[i]))
+		for c, sums := range p.sums[:p.fields] {
+			shift := uint(c) * fieldBits
+			for x, pixel := range row {
+				sums[x] += (pixel >> (shift & 63) & p.mask) * uint64(weight)
+			}
+		}
+	}
+	for c, to := range s.channels {
+		line, factor := s.lines[c], p.levelFactor*to.factor
+		if p.fields == 3 && s.in.Channels == 1 {
+			for x, red := range p.sums[0] {
+				line[x] = (0.299*float32(int64(red))+0.587*float32(int64(p.sums[1][x]))+0.114*float32(int64(p.sums[2][x])))*factor + to.offset
+			}
+			continue
+		}
+		for x, v := range p.sums[min(int(to.field), p.fields-1)] {
+			line[x] = float32(int64(v))*factor + to.offset
+		}
+	}
+}
+
+// row returns a row of the picture, sampled at the tensor's columns.
+func (p *plan) row(y int) []uint64 {
+	r := &p.sampled[y%len(p.sampled)]
+	if r.number == y {
+		return r.pixels
+	}
+	r.number = y
+	in := p.fetch(y)
+	reader := p.read
+	reader(p.pixels, p.across.at, &in)
+	a := p.across
+	if a.per == 2 {
+		for x, first := range a.first {
+			pair, weights := p.pixels[first:][:2], a.weights[2*x:][:2]
+			r.pixels[x] = pair[0]*uint64(weights[0]) + pair[1]*uint64(weights[1])
+		}
+		return r.pixels
+	}
+	for x, first := range a.first {
+		sum := uint64(0)
+		for i, weight := range a.weights[x*a.per:][:a.per] {
+			if weight != 0 {
+				sum += p.pixels[int(first)+i] * uint64(weight)
+			}
+		}
+		r.pixels[x] = sum
+	}
+	return r.pixels
+}
+
+// fetch finds the bytes that a row of the picture depends on.
+func (p *plan) fetch(y int) (r rows) {
+	stride, row, height := p.picture.Stride, p.picture.RowBytes(), p.picture.Height
+	switch {
+	case p.layout.Bayer:
+		y = min(max(y, 1), height-2)
+		for i := range r.samples {
+			r.samples[i] = p.unpacked(y-1+i, stride, row)
+		}
+		r.odd = y%2 != 0
+		return r
+	case p.layout.Bits > 8:
+		r.samples[1] = p.unpacked(y, stride, row)
+		return r
+	}
+	r.bytes = p.from.Bytes(0, y*stride, row)
+	switch p.picture.Format {
+	case wire.FormatNV12:
+		r.u = p.from.Bytes(1, (height+y/2)*stride, row)
+	case wire.FormatI420:
+		r.u = p.from.Bytes(1, height*stride+y/2*(stride/2), row/2)
+		r.v = p.from.Bytes(2, height*stride+height/2*(stride/2)+y/2*(stride/2), row/2)
+	}
+	return r
+}
+
+// unpacked returns the samples of a row.
+func (p *plan) unpacked(y, stride, row int) []uint16 {
+	r := &p.samples[y%len(p.samples)]
+	if r.number != y {
+		r.number = y
+		unpack(r.samples, p.from.Bytes(0, y*stride, row), p.layout)
+	}
+	return r.samples
+}
