@@ -307,7 +307,9 @@ type InputStatus struct {
 	WireLayout string `json:"layout"`
 	// Fit and Pad are those of models.Input.
 	Fit string `json:"fit,omitempty"`
-	Pad []int  `json:"pad,omitempty"`
+	// Antialias: models.Input.Antialias.
+	Antialias bool  `json:"antialias,omitempty"`
+	Pad       []int `json:"pad,omitempty"`
 	// Tensors are those of a request that is no picture. All other fields but Bytes are then zero.
 	Tensors []TensorStatus `json:"tensors,omitempty"`
 }

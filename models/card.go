@@ -140,6 +140,8 @@ type Input struct {
 	// Pad is the colour beside it, a value per channel of the picture; black if empty.
 	Fit string `json:",omitempty"`
 	Pad []int  `json:",omitempty"`
+	// Antialias: a pixel of a smaller photo is the mean of what it covers, not a mixture of four pixels.
+	Antialias bool `json:",omitempty"`
 	// Parts are the tensors of a request that is not a picture, in the order of Card.Inputs. Cards
 	// never set it.
 	Parts []Part `json:",omitempty"`

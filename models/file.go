@@ -59,6 +59,9 @@ type inputFile struct {
 	Fit string `yaml:"fit" default:"letterbox" oneof:"letterbox|stretch|crop|left"`
 	// The colour beside the photo, one value per channel of the picture; black if left out.
 	Pad []int `yaml:"pad" minItems:"1" maxItems:"3" min:"0" max:"255"`
+	// A pixel of a smaller photo is the mean of all pixels that it covers (as Pillow does), instead of a mixture of the nearest four
+	// (as OpenCV does).
+	Antialias bool `yaml:"antialias" default:"false"`
 	// The payload of a request.
 	Wire formatFile `yaml:"wire" required:"true" want:"{type: u8, layout: hwc}"`
 	// One image of the batch tensor.

@@ -275,7 +275,7 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 	in := &c.Input
 	*in = Input{
 		Name: f.Name, WireType: f.Wire.Type, WireLayout: f.Wire.Layout, TensorType: f.Tensor.Type, TensorLayout: f.Tensor.Layout,
-		Fit: f.Fit, Pad: f.Pad, ReverseChannels: f.ReverseChannels, Mean: f.Mean, Std: f.Std,
+		Fit: f.Fit, Pad: f.Pad, Antialias: f.Antialias, ReverseChannels: f.ReverseChannels, Mean: f.Mean, Std: f.Std,
 	}
 	if !v.IsMap() {
 		return // already reported

@@ -161,7 +161,7 @@ func Prepare(in *models.Input, photo image.Image) ([]byte, picture.Frame, error)
 	if err := CheckPhotos(in); err != nil {
 		return nil, picture.Frame{}, err
 	}
-	pixels, frame := picture.Resize(photo, size(in), picture.FitOf(in.Fit, in.Pad))
+	pixels, frame := picture.Resize(photo, size(in), picture.FitOf(in.Fit, in.Pad, in.Antialias))
 	if in.WireLayout == models.CHW {
 		pixels = planes(pixels, in.Channels)
 	}

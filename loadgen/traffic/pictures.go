@@ -24,7 +24,7 @@ func (o *Options) pictures(f *function, in control.InputStatus, photos []picture
 	case size == fashionSize && o.Pictures == "":
 		return fashion()
 	}
-	f.photos = picture.NewPhotos(photos, size, picture.FitOf(in.Fit, in.Pad))
+	f.photos = picture.NewPhotos(photos, size, picture.FitOf(in.Fit, in.Pad, in.Antialias))
 	return f.photos, nil
 }
 

@@ -155,7 +155,7 @@ func inputStatus(card *models.Card) control.InputStatus {
 		return s
 	}
 	s.Height, s.Width, s.Channels, s.WireType, s.WireLayout = in.Height, in.Width, in.Channels, string(in.WireType), string(in.WireLayout)
-	s.Fit, s.Pad = in.Fit, in.Pad
+	s.Fit, s.Pad, s.Antialias = in.Fit, in.Pad, in.Antialias
 	return s
 }
 

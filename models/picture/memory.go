@@ -13,8 +13,9 @@ func Memory(file []byte, size Size) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	side := max(photo.X, photo.Y) // it may be turned
-	return decodedBytes(file, format, photo) + min(max(size.Width, size.Height)*side*scalePixelBytes, maxScaleBytes), nil
+	const rowPixel, resultPixel = 4 + 8, 4 * 8 // bytes: a row in RGB and as it is read; rows and weights of the result
+	side := max(photo.X, photo.Y)              // it may be turned
+	return decodedBytes(file, format, photo) + side*rowPixel + max(size.Width, size.Height)*resultPixel + 2*size.Bytes(), nil
 }
 
 // decodedBytes follows the decoders: the picture in memory, what they need besides, and a white sheet

@@ -7,6 +7,7 @@
 package picture
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,8 @@ import (
 	"path"
 	"slices"
 
-	"golang.org/x/image/draw"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/sampling"
 )
 
 // Photo is a picture to look at.
@@ -77,11 +79,13 @@ type Fit struct {
 	Way Way
 	// Pad is the colour beside the photo.
 	Pad color.RGBA
+	// Antialias: a pixel of a smaller picture is the mean of what it covers, instead of a mixture of the nearest four pixels.
+	Antialias bool
 }
 
-// FitOf is the fit of a card's input: models.Input.Fit and Pad.
-func FitOf(way string, pad []int) Fit {
-	f := Fit{Way: Way(way)}
+// FitOf is the fit of a card's input: models.Input.Fit, Pad and Antialias.
+func FitOf(way string, pad []int, antialias bool) Fit {
+	f := Fit{Way: Way(way), Antialias: antialias}
 	switch len(pad) {
 	case 1:
 		f.Pad = color.RGBA{uint8(pad[0]), uint8(pad[0]), uint8(pad[0]), 0xff}
@@ -127,36 +131,61 @@ func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 		panic(fmt.Sprintf("picture: %d channels", size.Channels))
 	}
 	whole := image.Rect(0, 0, size.Width, size.Height)
-	frame := Frame{photo: photo.Bounds(), inside: whole, size: size}
-	sheet := image.NewRGBA(whole)
-	fit.Pad.A = 0xff
-	draw.Draw(sheet, whole, image.NewUniform(fit.Pad), image.Point{}, draw.Src)
+	b := photo.Bounds()
+	frame, part := Frame{photo: b, inside: whole, size: size}, b
+	inside := whole // of the input, which the part fills
 	switch fit.Way {
 	case Stretch:
-		place(sheet, whole, photo)
 	case Crop:
-		middle := centred(whole, frame.photo)
-		frame.inside = around(frame.photo, middle, whole)
-		place(sheet, whole, part(photo, middle))
+		part = centred(whole, b)
+		frame.inside = around(b, part, whole)
 	case Left:
-		if b := frame.photo; b.Dy() > 0 {
-			frame.inside.Max.X = min(whole.Dx(), max(1, (b.Dx()*whole.Dy()+b.Dy()-1)/b.Dy()))
+		if b.Dy() > 0 {
+			inside.Max.X = min(whole.Dx(), max(1, (b.Dx()*whole.Dy()+b.Dy()-1)/b.Dy()))
 		}
-		place(sheet, frame.inside, photo)
+		frame.inside = inside
 	default:
-		frame.inside = centred(frame.photo, whole)
-		place(sheet, frame.inside, photo)
+		inside = centred(b, whole)
+		frame.inside = inside
 	}
+	pixels := scaled(photo, part, Size{inside.Dy(), inside.Dx(), size.Channels}, fit.Antialias)
+	if inside == whole {
+		return pixels, frame
+	}
+	pad := []byte{fit.Pad.R, fit.Pad.G, fit.Pad.B}
 	if size.Channels == 1 {
-		grey := image.NewGray(whole)
-		draw.Draw(grey, whole, sheet, image.Point{}, draw.Src)
-		return grey.Pix, frame
+		pad = []byte{color.GrayModel.Convert(fit.Pad).(color.Gray).Y}
 	}
-	rgb := make([]byte, 0, size.Bytes())
-	for i := 0; i < len(sheet.Pix); i += 4 {
-		rgb = append(rgb, sheet.Pix[i], sheet.Pix[i+1], sheet.Pix[i+2])
+	sheet := bytes.Repeat(pad, size.Height*size.Width)
+	row := inside.Dx() * size.Channels
+	for y := range inside.Dy() {
+		copy(sheet[((inside.Min.Y+y)*size.Width+inside.Min.X)*size.Channels:], pixels[y*row:][:row])
 	}
-	return rgb, frame
+	return sheet, frame
+}
+
+// scaled returns a part of a photo in another size. Of a photo that lies on its side, only these few pixels are turned.
+func scaled(photo image.Image, part image.Rectangle, size Size, antialias bool) []byte {
+	v, ok := photo.(*viewed)
+	if !ok {
+		v, part = &viewed{photo, 1}, part.Sub(photo.Bounds().Min)
+	}
+	lying := size
+	if v.orientation >= 5 {
+		lying.Height, lying.Width = size.Width, size.Height
+	}
+	in := models.Input{Height: lying.Height, Width: lying.Width, Channels: size.Channels, TensorType: models.U8, TensorLayout: models.HWC}
+	sampler, err := sampling.New(in, sampling.Options{Area: antialias, Background: [3]uint8{255, 255, 255}})
+	pixels := make([]byte, size.Bytes())
+	if err == nil {
+		from := newRows(v.photo)
+		region := sampling.Region{Part: v.turned(part).Sub(v.photo.Bounds().Min), Inside: image.Rect(0, 0, lying.Width, lying.Height)}
+		err = sampler.Sample(pixels, from.shape, region, from)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("picture: %v", err)) // the size and the part are not empty
+	}
+	return upright(pixels, image.Pt(lying.Width, lying.Height), size.Channels, v.orientation)
 }
 
 // around returns the place of a whole photo in an input that a part of it fills.

@@ -102,7 +102,7 @@ func TestFit(t *testing.T) {
 		{picture.Fit{Way: picture.Left, Pad: grey}, 2, 8, "rrggbb.."},
 		{picture.Fit{Way: picture.Left, Pad: grey}, 4, 6, "rrggbb"},
 		{picture.Fit{Way: picture.Letterbox, Pad: grey}, 2, 8, ".rrggbb."},
-		{picture.FitOf("crop", []int{114, 114, 114}), 2, 6, "rrggbb"},
+		{picture.FitOf("crop", []int{114, 114, 114}, false), 2, 6, "rrggbb"},
 	} {
 		pixels, _ := picture.Resize(stripes, picture.Size{Height: c.height, Width: c.width, Channels: 3}, c.fit)
 		got := ""
