@@ -206,8 +206,7 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 		err = badRequest(fmt.Errorf("sequence %q has %d inputs at once, want one per message", q.Sequence, len(q.Pictures)))
 	}
 	if err != nil {
-		fail(w, err)
-		return
+		return err
 	}
 	answers, err := s.inferAll(r.Context(), f, q, sequence)
 	if err != nil {

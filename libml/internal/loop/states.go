@@ -19,8 +19,8 @@ const (
 )
 
 // states keeps the state of each stream between its requests, if the card has state. At most one request of a stream is
-// pending or in flight; others are held until it has been answered. So the requests of a stream run one after the
-// other, and each gets the state of the one before.
+// pending or in flight; others are held until it has been answered. The requests of a stream therefore run one
+// after the other, and each gets the state of the one before.
 type states struct {
 	card  *models.Card
 	bytes int // of a stream
@@ -39,7 +39,7 @@ func newStates(card *models.Card) *states {
 	return s
 }
 
-// hold reports whether a request must wait for another one of its stream. Those that wait are in the order of their ids.
+// hold reports whether a request must wait for another one of its stream. Waiting requests are in the order of their ids.
 func (s *states) hold(ring *shm.Consumer, slot uint32) bool {
 	if s == nil {
 		return false
