@@ -17,11 +17,16 @@ PATIENCE = 60  # seconds
 PICTURES = "../../models/zoo/pictures/"
 
 gateway = sys.argv[1]
-clients = {}
-for word in sys.argv[2:]:
-    name, address = word.split("=")
-    clients[name] = penstock.SyncClient(address, timeout=PATIENCE)
-    clients[name].open()
+addresses = dict(word.split("=") for word in sys.argv[2:])
+
+
+def client(function):
+    c = penstock.SyncClient(addresses[function], timeout=PATIENCE)
+    c.open()
+    return c
+
+
+clients = {f: client(f) for f in addresses}
 inputs = []  # of the package's models, since the last call of taken
 
 
