@@ -159,7 +159,8 @@ type RequestOptions struct {
 	// Stream identifies one of the client's streams. A function that keeps a state
 	// per stream runs the requests of a stream in the order in which they arrive.
 	Stream uint32
-	// LowestScore, up to 1, is the score below which the answer has nothing; 0 means the card's.
+	// LowestScore, up to 1, is the score below which the answer has nothing. 0, or less than the card's threshold, means the
+	// card's. wire.Narrow keeps only some classes of an answer.
 	LowestScore float64
 	// Intended is the scheduled send time; the zero time means now. An
 	// open-loop generator measures latency from it, however long the request

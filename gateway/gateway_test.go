@@ -186,6 +186,42 @@ func TestPhoto(t *testing.T) {
 	}
 }
 
+// A query narrows what an answer has.
+func TestNarrowed(t *testing.T) {
+	var lowest atomic.Uint32
+	web := newGateway(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		lowest.Store(uint32(q.Extension.LowestScore))
+		return oneBox(q)
+	})
+	tensor := fmt.Sprintf(`{"inputs": [{"name": "image", "shape": [4, 4, 3], "datatype": "UINT8", "data": [%s0]}]}`, strings.Repeat("0, ", 47))
+	bodies := map[string][]byte{"image/jpeg": photo(t, 400, 200), "application/json": []byte(tensor)}
+	for query, want := range map[string]string{
+		"score=0.5":             `"data":["dog"]`,
+		"classes=dog":           `"data":["dog"]`,
+		"classes=0,1&score=0.5": `"data":["dog"]`,
+		"classes=cat":           `"shape":[1,0,4]`,
+		"classes=dig":           `classes has \"dig\", want labels or numbers below 2, did you mean \"dog\"?`,
+		"classes=2":             `classes has \"2\", want labels or numbers below 2`,
+		"score=NaN":             `score is \"NaN\", want a number from 0 to 1`,
+		"score=50":              `score is \"50\", want a number from 0 to 1`,
+	} {
+		for media, body := range bodies {
+			lowest.Store(0)
+			if _, text := post(t, web.URL+"/v2/models/finder/infer?"+query, media, body); !strings.Contains(text, want) {
+				t.Errorf("%s of %s: %s, want %s", query, media, text, want)
+			}
+			if asked := strings.Contains(query, "score=0.5"); asked && lowest.Load() != 0x7fff {
+				t.Errorf("%s of %s: the request wants %#x", query, media, lowest.Load())
+			}
+		}
+	}
+	for query, want := range map[string]string{"classes=a": "answers of kind raw have no classes", "score=0.5": "answers of kind raw have no scores"} {
+		if response, text := post(t, web.URL+"/v2/models/raw/infer?"+query, "image/jpeg", photo(t, 4, 4)); response.StatusCode < 400 || !strings.Contains(text, want) {
+			t.Errorf("raw, %s: %s %s", query, response.Status, text)
+		}
+	}
+}
+
 func TestDeepStack(t *testing.T) {
 	web := newGateway(t, oneBox)
 	form := func(field string, confidence string) (string, []byte) {

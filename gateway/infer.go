@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/openinference"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 )
@@ -201,14 +203,19 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
-	sequence := functions.Sequence{Name: q.Sequence, Start: q.SequenceStart}
-	if sequence.User, _, err = net.SplitHostPort(r.RemoteAddr); err == nil && q.Sequence != "" && len(q.Pictures) > 1 {
+	wanted, err := queryWanted(r, f.Card)
+	if err != nil {
+		return err
+	}
+	wanted.Deadline = cmp.Or(q.Timeout, wanted.Deadline)
+	wanted.Sequence = functions.Sequence{Name: q.Sequence, Start: q.SequenceStart}
+	if wanted.Sequence.User, _, err = net.SplitHostPort(r.RemoteAddr); err == nil && q.Sequence != "" && len(q.Pictures) > 1 {
 		err = badRequest(fmt.Errorf("sequence %q has %d inputs at once, want one per message", q.Sequence, len(q.Pictures)))
 	}
 	if err != nil {
 		return err
 	}
-	answers, err := s.inferAll(r.Context(), f, q, sequence)
+	answers, err := s.inferAll(r.Context(), f, q.Pictures, wanted)
 	if err != nil {
 		return err
 	}
@@ -246,14 +253,14 @@ func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q
 
 // inferAll sends each picture of a request and waits for all answers. The error is the first
 // one, by the order of the pictures.
-func (s *server) inferAll(ctx context.Context, f *functions.Function, q *openinference.Request, sequence functions.Sequence) ([]functions.Answer, error) {
-	answers := make([]functions.Answer, len(q.Pictures))
-	errs := make([]error, len(q.Pictures))
+func (s *server) inferAll(ctx context.Context, f *functions.Function, pictures [][]byte, wanted functions.Wanted) ([]functions.Answer, error) {
+	answers := make([]functions.Answer, len(pictures))
+	errs := make([]error, len(pictures))
 	var wait sync.WaitGroup
-	for i, p := range q.Pictures {
+	for i, p := range pictures {
 		wait.Go(func() {
 			began := time.Now()
-			answers[i], errs[i] = f.InferNext(ctx, p, q.Timeout, sequence)
+			answers[i], errs[i] = f.Infer(ctx, p, wanted)
 			s.publishTensor(f, &answers[i], time.Since(began), errs[i])
 		})
 	}
@@ -340,7 +347,7 @@ func bodyError(err error) error {
 
 // photo decodes a photo, within the memory that all requests share, and infers it.
 func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a functions.Answer, found []functions.Detection, err error) {
-	timeout, err := queryTimeout(r)
+	wanted, err := queryWanted(r, f.Card)
 	if err != nil {
 		return a, nil, err
 	}
@@ -349,22 +356,36 @@ func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a f
 		return a, nil, err
 	}
 	began := time.Now()
-	a, found, err = photo.infer(r.Context(), f, timeout)
+	a, found, err = photo.infer(r.Context(), f, wanted)
 	s.publishHTTP(f, photo.size, &a, found, time.Since(began), err)
 	return a, found, err
 }
 
-// queryTimeout is the query's timeout, like 25ms; 0 if it has none.
-func queryTimeout(r *http.Request) (time.Duration, error) {
-	text := r.URL.Query().Get("timeout")
-	if text == "" {
-		return 0, nil
+// queryWanted reads what a query wants: timeout=25ms, score=0.5, classes=person,car.
+func queryWanted(r *http.Request, card *models.Card) (w functions.Wanted, err error) {
+	query, kind := r.URL.Query(), card.Kind()
+	if text := query.Get("timeout"); text != "" {
+		if w.Deadline, err = time.ParseDuration(text); err != nil || w.Deadline <= 0 {
+			return w, badRequest(fmt.Errorf("timeout is %q, want a duration like 25ms", text))
+		}
 	}
-	timeout, err := time.ParseDuration(text)
-	if err != nil || timeout <= 0 {
-		return 0, badRequest(fmt.Errorf("timeout is %q, want a duration like 25ms", text))
+	if text := query.Get("score"); text != "" {
+		if w.LowestScore, err = strconv.ParseFloat(text, 64); err != nil || !(w.LowestScore >= 0 && w.LowestScore <= 1) {
+			return w, badRequest(fmt.Errorf("score is %q, want a number from 0 to 1", text))
+		}
+		if !kind.HasClasses() && kind != wire.KindText {
+			return w, badRequest(fmt.Errorf("score is %q, and answers of kind %v have no scores", text, kind))
+		}
 	}
-	return timeout, nil
+	if text := query.Get("classes"); text != "" {
+		if !kind.HasClasses() {
+			return w, badRequest(fmt.Errorf("classes is %q, and answers of kind %v have no classes", text, kind))
+		}
+		if w.Only, err = card.Only(strings.Split(text, ",")); err != nil {
+			return w, badRequest(err)
+		}
+	}
+	return w, nil
 }
 
 // inferPhoto answers a photo. Boxes are in its pixels.

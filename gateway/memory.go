@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"runtime"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/semaphore"
 
@@ -201,6 +200,6 @@ func (m *memory) prepare(ctx context.Context, f *functions.Function, file []byte
 }
 
 // infer sends the photo, and waits for the answer.
-func (p *prepared) infer(ctx context.Context, f *functions.Function, timeout time.Duration) (functions.Answer, []functions.Detection, error) {
-	return f.InferPrepared(ctx, p.pixels, p.frame, timeout)
+func (p *prepared) infer(ctx context.Context, f *functions.Function, w functions.Wanted) (functions.Answer, []functions.Detection, error) {
+	return f.InferPrepared(ctx, p.pixels, p.frame, w)
 }

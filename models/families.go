@@ -179,21 +179,35 @@ type Found struct {
 func (f *Found) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
 
 // pick sets Only.
-func (f *Found) pick(c *Card, classes int) error {
+func (f *Found) pick(c *Card, classes int) (err error) {
 	if len(f.Classes) > 0 {
-		f.Only = make([]bool, classes)
+		f.Only, err = c.only(f.Classes, classes)
 	}
-	for _, name := range f.Classes {
+	return err
+}
+
+// Only says for each class of the answers whether it is one of these labels and numbers.
+func (c *Card) Only(names []string) ([]bool, error) {
+	classes := len(c.Labels)
+	if classes == 0 {
+		classes = maxClasses
+	}
+	return c.only(names, classes)
+}
+
+func (c *Card) only(names []string, classes int) ([]bool, error) {
+	only := make([]bool, classes)
+	for _, name := range names {
 		i := slices.Index(c.Labels, name)
 		if n, err := strconv.Atoi(name); i < 0 && err == nil {
 			i = n
 		}
 		if i < 0 || i >= classes {
-			return fmt.Errorf("classes has %q, want labels or numbers below %d%s", name, classes, document.Near(name, c.Labels))
+			return nil, fmt.Errorf("classes has %q, want labels or numbers below %d%s", name, classes, document.Near(name, c.Labels))
 		}
-		f.Only[i] = true
+		only[i] = true
 	}
-	return nil
+	return only, nil
 }
 
 // maxClasses is the number of values of a u16.

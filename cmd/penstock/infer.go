@@ -102,11 +102,11 @@ func inferFile(ctx context.Context, f *functions.Function, file string, timeout 
 	photo, err := picture.Decode(ctx, content)
 	switch {
 	case errors.Is(err, picture.ErrFormat) && len(content) == f.Card.Input.WireBytes():
-		a, err = f.Infer(ctx, content, timeout)
+		a, err = f.Infer(ctx, content, functions.Wanted{Deadline: timeout})
 	case errors.Is(err, picture.ErrFormat):
 		err = fmt.Errorf("%w, and its %d bytes are not the %d that %s takes", err, len(content), f.Card.Input.WireBytes(), f.Name)
 	case err == nil:
-		a, boxes, err = f.InferPhoto(ctx, photo, timeout)
+		a, boxes, err = f.InferPhoto(ctx, photo, functions.Wanted{Deadline: timeout})
 	}
 	if err != nil {
 		return nil, err

@@ -274,25 +274,34 @@ type Answer struct {
 	Latency time.Duration
 }
 
-// Infer sends a picture in the format that the function takes on the wire, and waits for the
-// answer. deadline is how long an answer is useful; 0 is the function's objective. The errors are
-// those of client.Client.Do: client.StatusError for an answer other than ok.
-func (f *Function) Infer(ctx context.Context, picture []byte, deadline time.Duration) (a Answer, err error) {
-	return f.InferNext(ctx, picture, deadline, Sequence{})
+// Wanted is what a request wants. The zero value is all that the function answers within its objective.
+type Wanted struct {
+	// Deadline is how long an answer is useful; 0 is the function's objective.
+	Deadline time.Duration
+	// LowestScore is the score below which the answer has nothing; 0 is the card's.
+	LowestScore float64
+	// Only says for each class whether the answer may have it (models.Card.Only); nil: all.
+	Only []bool
+	// Sequence is that of a model with state.
+	Sequence Sequence
 }
 
-// InferNext is Infer for the next request of a sequence.
-func (f *Function) InferNext(ctx context.Context, picture []byte, deadline time.Duration, q Sequence) (a Answer, err error) {
+// Infer sends a picture in the format that the function takes on the wire, and waits for the
+// answer. The errors are those of client.Client.Do: client.StatusError for an answer other than ok.
+func (f *Function) Infer(ctx context.Context, picture []byte, w Wanted) (a Answer, err error) {
 	if f.Camera != "" {
 		return a, fmt.Errorf("%w: %s takes those of cameras only (format: %s)", ErrNoPicture, f.Name, f.Camera)
 	}
-	options := client.RequestOptions{Deadline: deadline}
+	options := client.RequestOptions{Deadline: w.Deadline, LowestScore: w.LowestScore}
 	if len(f.Card.State) > 0 {
-		options.Stream = f.sequences.stream(q)
+		options.Stream = f.sequences.stream(w.Sequence)
 	}
 	r, err := f.client.Do(ctx, picture, options)
 	if err != nil {
 		return a, err
+	}
+	if w.Only != nil {
+		r.Payload = wire.Narrow(r.Kind, r.Payload, func(class uint16, _ float32) bool { return int(class) < len(w.Only) && w.Only[class] })
 	}
 	a.Result, a.Latency = r, r.Received.Sub(r.Sent)
 	if err := a.Decode(r.Kind, r.Payload); err != nil {

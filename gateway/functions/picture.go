@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"image"
 	"net/netip"
-	"time"
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/picture"
@@ -26,17 +25,17 @@ type Detection struct {
 
 // InferPhoto resizes a photo for the function, letterboxed, and waits for the answer. Its Boxes
 // are in the model's input; the detections have them in the photo.
-func (f *Function) InferPhoto(ctx context.Context, photo image.Image, deadline time.Duration) (a Answer, found []Detection, err error) {
+func (f *Function) InferPhoto(ctx context.Context, photo image.Image, w Wanted) (a Answer, found []Detection, err error) {
 	pixels, frame, err := Prepare(&f.Card.Input, photo)
 	if err != nil {
 		return a, nil, fmt.Errorf("prepare photo for %s: %w", f.Name, err)
 	}
-	return f.InferPrepared(ctx, pixels, frame, deadline)
+	return f.InferPrepared(ctx, pixels, frame, w)
 }
 
 // InferPrepared is InferPhoto for a result of Prepare.
-func (f *Function) InferPrepared(ctx context.Context, pixels []byte, frame picture.Frame, deadline time.Duration) (a Answer, found []Detection, err error) {
-	if a, err = f.Infer(ctx, pixels, deadline); err != nil {
+func (f *Function) InferPrepared(ctx context.Context, pixels []byte, frame picture.Frame, w Wanted) (a Answer, found []Detection, err error) {
+	if a, err = f.Infer(ctx, pixels, w); err != nil {
 		return a, nil, err
 	}
 	return a, f.locate(&a, frame), nil

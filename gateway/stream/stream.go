@@ -30,7 +30,7 @@ func (n Node) Infer(ctx context.Context, function string, photo image.Image) (fu
 	if err != nil {
 		return functions.Answer{}, nil, err
 	}
-	a, found, err := f.InferPhoto(ctx, photo, 0)
+	a, found, err := f.InferPhoto(ctx, photo, functions.Wanted{})
 	return a, f.Items(a, found), err
 }
 
