@@ -246,6 +246,11 @@ func (in *Input) WireBytes() int {
 	return in.Height * in.Width * in.Channels * in.WireType.Bytes()
 }
 
+// HasRows reports whether outputs have rows whose number depends on what is in the image.
+func (c *Card) HasRows() bool {
+	return slices.ContainsFunc(c.Outputs, func(o Tensor) bool { return o.Rows != nil })
+}
+
 // IsPicture reports whether requests are pictures of 8 bits per channel, grey or RGB.
 func (in *Input) IsPicture() bool {
 	return len(in.Parts) == 0 && in.WireType == U8 && (in.Channels == 1 || in.Channels == 3)

@@ -135,7 +135,6 @@ func (c *Card) decode(root document.Value) {
 		root.Find("constants").Reject("is not supported by framework pytorch; build the values into the model")
 	}
 	c.Outputs = c.checkTensors(root.Find("outputs"), f.Outputs)
-	c.decodeState(f.State)
 
 	if c.Batches = f.Batches; !root.Has("batches") {
 		c.Batches = []int{1}
@@ -150,6 +149,15 @@ func (c *Card) decode(root document.Value) {
 			root.Find("knees", i+1, "batch").Reject("is %d after %d, want a list of {batch, percent}, ascending by batch", k.Batch, last)
 		}
 	}
+	for i := range c.Inputs {
+		if at := root.Find("inputs", i, "rows"); c.Inputs[i].Rows != nil {
+			at.Reject("is for outputs")
+		}
+	}
+	for i := range c.Outputs {
+		c.checkRows(root.Find("outputs", i, "rows"), &c.Outputs[i])
+	}
+	c.decodeState(f.State)
 	c.decodeLabels(f.Labels)
 	c.decodeDecoder(f.Decoder)
 	c.packInputs(root.Find("inputs"))
@@ -340,7 +348,10 @@ func inBytes(values []float32) string {
 
 func (c *Card) checkTensors(v document.Value, files []tensorFile) (tensors []Tensor) {
 	for i, f := range files {
-		t, at := Tensor(f), v.Find(i)
+		t, at := Tensor{Name: f.Name, Type: f.Type, Shape: f.Shape, BatchAxis: f.BatchAxis, Rows: f.Rows}, v.Find(i)
+		if t.Rows != nil {
+			t.Shape = slices.Insert(slices.Clone(t.Shape), 0, int64(t.Rows.Max))
+		}
 		if t.Name != "" && slices.ContainsFunc(tensors, func(o Tensor) bool { return o.Name == t.Name }) {
 			at.Find("name").Reject("%q is listed twice", t.Name)
 		}
@@ -361,6 +372,35 @@ func (c *Card) checkTensors(v document.Value, files []tensorFile) (tensors []Ten
 		tensors = append(tensors, t)
 	}
 	return tensors
+}
+
+// checkRows checks an output whose number of rows depends on the image.
+func (c *Card) checkRows(v document.Value, t *Tensor) {
+	r := t.Rows
+	if r == nil {
+		return
+	}
+	switch {
+	case c.Framework != "onnx":
+		v.Reject("is for framework onnx; a program writes the largest shape")
+	case t.BatchAxis > 0:
+		v.Reject("is set next to batch_axis, want one of the two")
+	case t.Type == F16 || t.Type == BF16:
+		v.Reject("is for other types than %s; put a Cast node behind the output", t.Type)
+	case r.Count != "" && r.BatchColumn:
+		v.Reject("has count and batch_column, want one of the two")
+	case r.Count != "":
+		i := slices.IndexFunc(c.Outputs, func(o Tensor) bool { return o.Name == r.Count })
+		if i < 0 || c.Outputs[i].Rows != nil || c.Outputs[i].Elements() != 1 {
+			v.Find("count").Reject("is %q, want an output in this card with one number per image", r.Count)
+		}
+	case r.BatchColumn:
+		if len(t.Shape) != 2 {
+			v.Find("batch_column").Reject("is true, and a row has shape %v without it; want one dimension", t.Shape[1:])
+		}
+	case len(c.Batches) > 0 && c.MaxBatch() > 1:
+		v.Reject("has neither count nor batch_column, which say what rows an image has; want one, or batches: [1]")
+	}
 }
 
 // packInputs describes requests of tensors.
@@ -441,6 +481,8 @@ func (c *Card) decodeState(v document.Value) {
 			v.Reject("%s is %v, want %s", input, plain[input], rule)
 		case at < 0:
 			v.Reject("%s is the output %q, which outputs does not list, or which is another state", input, output)
+		case c.Outputs[at].Rows != nil:
+			v.Reject("%s is the output %q, whose rows depend on the picture; want one of a fixed shape", input, output)
 		case constant, slices.ContainsFunc(c.InputTensors(), func(t Tensor) bool { return t.Name == input }):
 			v.Reject("%s is an input of requests or a constant, too; want it in one place", input)
 		default:

@@ -131,6 +131,18 @@ type Tensor struct {
 	// BatchAxis is the axis of the model's tensor that has the images. Libml's buffers have one image after the other,
 	// whatever it is.
 	BatchAxis int `json:",omitempty"`
+	// Rows is set if the number of rows depends on what is in the image. Shape then begins with Rows.Max.
+	Rows *Rows `json:",omitempty"`
+}
+
+// Rows describes rows whose number depends on what is in the image. Libml's buffers have zeros behind them.
+type Rows struct {
+	// The max number of rows of an image. A request with more fails.
+	Max int `json:"max" yaml:"max" required:"true" min:"1" max:"65536"`
+	// The output with the number of rows of each image. The rows of the images follow each other.
+	Count string `json:"count,omitempty" yaml:"count" want:"an output's name"`
+	// A row begins with the number of its image. Shape and answers are without it.
+	BatchColumn bool `json:"batch_column,omitempty" yaml:"batch_column" default:"false"`
 }
 
 // Elements returns the number of elements of one image.

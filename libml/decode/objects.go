@@ -34,7 +34,7 @@ func (d *objects) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 	scores, labels := outputs[d.ScoresOutput], outputs[d.LabelsOutput]
 	for row := range rows {
 		score := element(scores, row)
-		if score < float32(d.ScoreThreshold) {
+		if score < float32(d.ScoreThreshold) || score == 0 {
 			continue
 		}
 		class := element(labels, row) - float32(d.FirstClass)

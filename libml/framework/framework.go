@@ -74,7 +74,8 @@ import (
 // a process that serves, and the error wraps cuda.ErrOutOfMemory. The process then continues with
 // the sizes that it has.
 //
-// A failed InferBatch costs its own batch; libml does not read its outputs. An error that wraps
+// A failed InferBatch costs its own batch; libml does not read its outputs. An ImagesError costs the images that
+// it lists. An error that wraps
 // cuda.ErrTooFewSMs means that a kernel of the model does not fit on the process's multiprocessors:
 // the manager gives it more. An error of LinkModel or ConfigureBatch that wraps
 // device.ErrWrongAnswers means that the framework has compared the model's answers, and they are
@@ -221,6 +222,16 @@ var ErrNoWeights = errors.New("no shared weights")
 
 // DeviceCPU is the value of Environment.Device on a CPU.
 const DeviceCPU = control.DeviceCPU
+
+// ImagesError is an error of InferBatch about some images of a batch. The others have answers.
+type ImagesError struct {
+	Images []int
+	Err    error
+}
+
+func (e *ImagesError) Error() string { return e.Err.Error() }
+
+func (e *ImagesError) Unwrap() error { return e.Err }
 
 // CheckBuffers returns an error if the arguments of a ConfigureBatch of n images are not those of the card.
 func CheckBuffers(card *models.Card, n int, inputs, outputs []device.Buffer) error {

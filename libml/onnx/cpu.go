@@ -39,7 +39,7 @@ type cpu struct {
 	options *ort.SessionOptions
 	model   fileMemory // from loadModel until linkModel
 	session *ort.DynamicAdvancedSession
-	inputs  []signature.Tensor // that the model declares, if the card has constants
+	inputs  []signature.Tensor // that the model declares, if the card has constants or rows
 
 	mu      sync.RWMutex // guards batches
 	batches map[key]*batch
@@ -89,7 +89,7 @@ func (c *cpu) loadModel() (err error) {
 	if err := checkData(c.card); err != nil {
 		return err
 	}
-	if c.checked && len(c.card.Constants) == 0 {
+	if c.checked && len(c.card.Constants) == 0 && !c.card.HasRows() {
 		return nil // the parse takes half as long as the session
 	}
 	c.inputs, _, err = checkedDeclared(c.card, len(c.model))
@@ -105,7 +105,8 @@ func (c *cpu) linkModel() (persistentBytes int64, err error) {
 	}
 	before := usedBytes()
 	defer trim()
-	c.session, err = ort.NewDynamicAdvancedSessionWithONNXData(c.model, nil, nil, c.options)
+	in, out := c.names()
+	c.session, err = ort.NewDynamicAdvancedSessionWithONNXData(c.model, in, out, c.options)
 	if err != nil {
 		return 0, fmt.Errorf("make session of %s: %w", c.card.Model, summarize(c.card, err))
 	}
@@ -114,13 +115,31 @@ func (c *cpu) linkModel() (persistentBytes int64, err error) {
 	return max(size, usedBytes()-before), nil
 }
 
+// names returns the session's inputs and outputs, if the card has rows. Other batches have them in their binding.
+func (c *cpu) names() (inputs, outputs []string) {
+	if !c.card.HasRows() {
+		return nil, nil
+	}
+	for _, t := range c.inputs {
+		inputs = append(inputs, t.Name)
+	}
+	for _, o := range c.card.OutputTensors() {
+		outputs = append(outputs, o.Name)
+	}
+	return inputs, outputs
+}
+
 // batch is the session's binding to the buffers of one batch.
 type batch struct {
 	binding *ort.IoBinding
-	tensors []ort.Value
+	tensors map[string]ort.Value
 	pins    runtime.Pinner
 	// before and after a run, tensors are copied whose images are not one after the other in the model.
 	before, after []transposition
+	// n images, with rows that depend on them (rows.go). inputs and outputs are the session's.
+	n               int
+	rows            []rowsOutput
+	inputs, outputs []ort.Value
 	// ran is set by the first run, which measures ephemeral.
 	ran       bool
 	ephemeral int64
@@ -150,7 +169,7 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 	if err != nil {
 		return nil, fmt.Errorf("make binding: %w", err)
 	}
-	b := &batch{binding: binding}
+	b := &batch{binding: binding, tensors: map[string]ort.Value{}, n: n}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.destroy())
@@ -178,6 +197,10 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 		}
 	}
 	for i, o := range c.card.OutputTensors() {
+		if o.Rows != nil {
+			b.addRows(c.card.OutputTensors(), i, device.Bytes(outputs))
+			continue
+		}
 		data := outputs[i].Bytes()
 		if outer, inner := interleaved(&o, n); outer > 1 {
 			model := make([]byte, len(data))
@@ -186,6 +209,13 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 		if err := b.bind(o.Name, o.Type, o.Batch(n), data, binding.BindOutput); err != nil {
 			return nil, fmt.Errorf("output %w", err)
 		}
+	}
+	in, out := c.names()
+	for _, name := range in {
+		b.inputs = append(b.inputs, b.tensors[name])
+	}
+	for _, name := range out {
+		b.outputs = append(b.outputs, b.tensors[name]) // nil if it has rows
 	}
 	return b, nil
 }
@@ -218,6 +248,7 @@ func interleaved(t *models.Tensor, n int) (outer, inner int) {
 func (b *batch) bind(name string, dtype models.DType, shape []int64, data []byte, bind func(string, ort.Value) error) error {
 	t, err := b.tensor(shape, data, dtype)
 	if err == nil {
+		b.tensors[name] = t
 		err = bind(name, t)
 	}
 	if err != nil {
@@ -236,11 +267,7 @@ func (b *batch) tensor(shape []int64, data []byte, t models.DType) (tensor ort.V
 		}
 		tensor, err = ort.NewCustomDataTensor(shape, data, elementTypes[t])
 	}
-	if err != nil {
-		return nil, err
-	}
-	b.tensors = append(b.tensors, tensor)
-	return tensor, nil
+	return tensor, err
 }
 
 // scalars make tensors without axes, which only constants are. They copy the data.
@@ -282,24 +309,28 @@ func (c *cpu) inferBatch(slot, n int) error {
 
 	// In the first run of a size, the arena grows to the size's needs.
 	before := usedBytes()
-	if err := b.run(c.session); err != nil {
+	err := b.run(c.session)
+	var some *framework.ImagesError
+	if err != nil && !errors.As(err, &some) {
 		return summarize(c.card, err)
 	}
 	b.ephemeral, b.ran = max(0, usedBytes()-before), true
-	return nil
+	return err
 }
 
-func (b *batch) run(session *ort.DynamicAdvancedSession) error {
+func (b *batch) run(session *ort.DynamicAdvancedSession) (err error) {
 	for i := range b.before {
 		b.before[i].run()
 	}
-	if err := session.RunWithBinding(b.binding); err != nil {
-		return err
+	if len(b.rows) > 0 {
+		err = b.runRows(session)
+	} else {
+		err = session.RunWithBinding(b.binding)
 	}
 	for i := range b.after {
 		b.after[i].run()
 	}
-	return nil
+	return err
 }
 
 // demotable reports false: a CPU has no streams.

@@ -137,11 +137,7 @@ func valuesOf(v ort.Value, kind string) (values []float64) {
 		}
 		return values
 	}
-	get := reflect.ValueOf(v).MethodByName("GetData") // of Tensor[T], for every T
-	if !get.IsValid() {
-		return nil
-	}
-	data := get.Call(nil)[0]
+	data := reflect.ValueOf(elements(v))
 	if data.Kind() != reflect.Slice {
 		return nil
 	}

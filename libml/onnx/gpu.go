@@ -93,6 +93,9 @@ func (g *gpu) init() error {
 		return errors.New("a card with constants or state runs on a CPU only")
 	}
 	for _, t := range append(g.env.Card.InputTensors(), g.env.Card.Outputs...) {
+		if t.Rows != nil {
+			return fmt.Errorf("output %q has rows that depend on the picture, and runs on a CPU only", t.Name)
+		}
 		if t.BatchAxis > 0 && g.env.Card.MaxBatch() > 1 {
 			return fmt.Errorf("tensor %q has batch_axis %d, and larger batches than 1 of it run on a CPU only; want batches: [1]", t.Name, t.BatchAxis)
 		}

@@ -240,7 +240,17 @@ func (w *writer) writeOutputs() {
 		if out.Type != "f32" {
 			kind = ", type: " + out.Type
 		}
-		w.line("  - {name: %s%s, shape: %s%s}", quote(out.Name), kind, shape(out.Shape), axis(out.Axis))
+		if out.Rows == nil {
+			w.line("  - {name: %s%s, shape: %s%s}", quote(out.Name), kind, shape(out.Shape), axis(out.Axis))
+			continue
+		}
+		whose := ""
+		if out.Rows.Count != "" {
+			whose = ", count: " + quote(out.Rows.Count)
+		} else if out.Rows.BatchColumn {
+			whose = ", batch_column: true"
+		}
+		w.line("  - {name: %s%s, shape: %s, rows: {max: %d%s}}%s", quote(out.Name), kind, shape(out.Shape[1:]), out.Rows.Max, whose, guess("at most so many in an image"))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/onnxfile"
 )
 
@@ -89,7 +90,9 @@ func TestWriteLines(t *testing.T) {
 		"faces": {&picture320, observed(pictures, y("f32", 4200, 4), y("f32", 4200, 2), y("f32", 4200, 10)), Options{Scale: 1}, []string{
 			"decoder: {name: faces} # guess: the 3 outputs have boxes, points and scores per cell",
 		}, ""},
-		"map, no decoder":       {&picture320, observed(pictures, Output{Name: "out", Type: "f32", Shape: []int64{1, 320, 320}, Fractions: true}), Options{Scale: 1}, []string{"decoder: {name: raw}"}, "--decoder map (or polygons, if it finds text)"},
+		"map, no decoder": {&picture320, observed(pictures, Output{Name: "out", Type: "f32", Shape: []int64{1, 320, 320}, Fractions: true}), Options{Scale: 1}, []string{"decoder: {name: raw}"}, "--decoder map (or polygons, if it finds text)"},
+		"rows": {&picture320, observed(pictures, Output{Name: "b", Type: "f32", Shape: []int64{300, 4}, Rows: &models.Rows{Max: 300, BatchColumn: true}}, Output{Name: "l", Type: "i64", Shape: []int64{300}, Rows: &models.Rows{Max: 300, Count: "num"}}, Output{Name: "s", Type: "f32", Shape: []int64{300}, Rows: &models.Rows{Max: 300}}), Options{Scale: 1},
+			[]string{"{name: b, shape: [4], rows: {max: 300, batch_column: true}} # guess: at most", "{name: l, type: i64, shape: [], rows: {max: 300, count: num}}", "{name: s, shape: [], rows: {max: 300}}", "decoder: {name: objects, boxes: b, scores: s, labels: l} # guess"}, ""},
 		"class map":             {&picture320, observed(pictures, y("i64", 320, 320)), Options{Scale: 1, Decoder: "map"}, []string{"{name: out, type: i64, shape: [320, 320]}", "{name: map, cells: classes}"}, ""},
 		"key points":            {withMetadata(picture320, "task", "pose", "stride", "32", "kpt_shape", "[17, 3]"), observed(pictures, y("f32", 56, 2100)), Options{}, []string{"decoder: {name: yolo, keypoints: [17, 3]}"}, ""},
 		"rotated":               {withMetadata(picture320, "task", "obb", "stride", "32"), observed(pictures, y("f32", 20, 2100)), Options{}, []string{"decoder: {name: yolo, rotated: true}"}, ""},

@@ -22,8 +22,6 @@ func (w *writer) family() family {
 	var f family
 	meta, out := w.model.Metadata, w.observed.Outputs
 	switch task := meta["task"]; {
-	case slices.ContainsFunc(out, func(o Output) bool { return o.Rows }):
-		return f
 	case w.options.Decoder != "":
 		f.name = w.options.Decoder
 	case slices.Contains([]string{"detect", "segment", "pose", "obb"}, task):
@@ -36,6 +34,8 @@ func (w *writer) family() family {
 		f.name, f.why = "yolo", "the output has a row per cell of strides 8, 16 and 32"
 	case w.picture && w.isFaces():
 		f.name, f.why = "faces", fmt.Sprintf("the %d outputs have boxes, points and scores per cell of strides 8, 16 and 32", len(out))
+	case w.picture && objects(out) != nil:
+		f.name, f.why = "objects", "the outputs have a box, a score and a label per row"
 	case w.picture && len(out) == 2 && pair(out) != nil:
 		f.name, f.why = "detr", "the outputs have boxes and scores of the same number of rows"
 	}
@@ -84,6 +84,23 @@ func pair(out []Output) []Output {
 	return nil
 }
 
+// objects returns the outputs of boxes, scores and labels of the same number of rows, or nil.
+func objects(out []Output) []Output {
+	find := func(shape []int64, labels bool) int {
+		return slices.IndexFunc(out, func(o Output) bool { return slices.Equal(o.Shape, shape) && whole(o.Type) == labels })
+	}
+	for _, boxes := range out {
+		if len(boxes.Shape) != 2 || boxes.Shape[1] != 4 {
+			continue
+		}
+		scores, labels := find(boxes.Shape[:1], false), find(boxes.Shape[:1], true)
+		if scores >= 0 && labels >= 0 {
+			return []Output{boxes, out[scores], out[labels]}
+		}
+	}
+	return nil
+}
+
 // keys returns the keys that a decoder needs, as YAML after its name.
 func (w *writer) keys(name string) string {
 	meta, out := w.model.Metadata, w.observed.Outputs
@@ -108,6 +125,10 @@ func (w *writer) keys(name string) string {
 			activation = "none"
 		}
 		return fmt.Sprintf(", boxes: %s, scores: %s, activation: %s", quote(pair(out)[0].Name), quote(pair(out)[1].Name), activation)
+	case "objects":
+		if o := objects(out); o != nil {
+			return fmt.Sprintf(", boxes: %s, scores: %s, labels: %s", quote(o[0].Name), quote(o[1].Name), quote(o[2].Name))
+		}
 	case "classes":
 		if !out[0].Fractions {
 			return ", activation: softmax"

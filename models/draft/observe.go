@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/onnxfile"
 )
 
@@ -48,8 +49,8 @@ type Output struct {
 	Type  string  `json:"type"`
 	Shape []int64 `json:"shape"`
 	Axis  int     `json:"axis"`
-	// Rows: the shape depends on what is in the image.
-	Rows bool `json:"rows,omitempty"`
+	// Rows is set if the number of rows depends on what is in the image. Shape then begins with Rows.Max.
+	Rows *models.Rows `json:"rows,omitempty"`
 	// Fractions: all values are from 0 to 1. Probabilities: their sum is 1, too, for each image.
 	Fractions     bool `json:"fractions,omitempty"`
 	Probabilities bool `json:"probabilities,omitempty"`
@@ -306,7 +307,9 @@ func (o *Observed) observe(model *onnxfile.Model, runner Runner) error {
 	}
 	for i, t := range one {
 		out := Output{Name: t.Name, Type: t.Type, Axis: -1, Shape: t.Shape}
-		out.Rows = !slices.Equal(t.Shape, other[i].Shape)
+		if !slices.Equal(t.Shape, other[i].Shape) || slices.Contains(t.Shape, 0) {
+			out.Rows = &models.Rows{Max: maxRows}
+		}
 		o.Outputs = append(o.Outputs, out)
 	}
 
@@ -321,7 +324,12 @@ func (o *Observed) observe(model *onnxfile.Model, runner Runner) error {
 		}
 	}
 	for i := range o.Outputs {
-		o.Outputs[i].compare(one[i], other[i], two[i], n, o)
+		out := &o.Outputs[i]
+		if out.Rows == nil {
+			out.compare(one[i], other[i], two[i], n, o)
+		} else if err := o.compareRows(out, one, other, two, i); err != nil {
+			return err
+		}
 	}
 	o.alignStates()
 	return nil
@@ -345,18 +353,14 @@ func (o *Observed) alignStates() {
 // compare finds an output's batch axis, and whether an image's values depend on the other images. n is the
 // batch of one and other.
 func (out *Output) compare(one, other, two Tensor, n int, o *Observed) {
-	switch {
-	case out.Rows:
-		o.Single = fmt.Sprintf("the shape of output %q depends on what is in the image", out.Name)
-		return
-	case o.Batch == 0:
+	if o.Batch == 0 {
 		for axis := range one.Shape {
 			if len(two.Shape) == len(one.Shape) && two.Shape[axis] == 2*one.Shape[axis] && one.Shape[axis] > 0 && elements(two.Shape) == 2*elements(one.Shape) {
 				out.Axis = axis
 				break
 			}
 		}
-	default:
+	} else {
 		out.Axis = slices.Index(one.Shape, int64(n))
 	}
 	if out.Axis < 0 {
@@ -384,6 +388,53 @@ func (out *Output) compare(one, other, two Tensor, n int, o *Observed) {
 	if distance > max(0.1*spread, 1e-3*largest) {
 		o.Single = fmt.Sprintf("the values of output %q depend on the other images of a batch", out.Name)
 	}
+}
+
+// maxRows is how many rows a drafted card allows.
+const maxRows = 300
+
+// compareRows finds out which rows of the i-th output belong to which image of a batch.
+func (o *Observed) compareRows(out *Output, one, other, two []Tensor, i int) error {
+	axis := 0
+	for axis < len(out.Shape) && out.Shape[axis] > 0 && len(other[i].Shape) == len(out.Shape) && other[i].Shape[axis] == out.Shape[axis] {
+		axis++
+	}
+	if axis > 1 || axis == 1 && out.Shape[0] != 1 || len(out.Shape) != len(other[i].Shape) {
+		return fmt.Errorf("output %q has shape %v for one image and %v for another; want rows on the first axis, or on the second one behind a batch of 1", out.Name, out.Shape, other[i].Shape)
+	}
+	rows := []float64{float64(out.Shape[axis]), float64(other[i].Shape[axis])}
+	out.Shape = slices.Insert(slices.Clone(out.Shape[axis+1:]), 0, maxRows)
+
+	whose := slices.Concat(make([]float64, int(rows[0])), slices.Repeat([]float64{1}, int(rows[1])))
+	switch count := o.countOf(rows, two); {
+	case rows[0] == 0 || rows[1] == 0: // two images show nothing
+	case count != "":
+		out.Rows.Count = count
+		return nil
+	case axis == 0 && len(out.Shape) == 2 && out.Shape[1] > 1 && slices.Equal(firstColumn(two[i]), whose):
+		out.Rows.BatchColumn = true
+		out.Shape[1]--
+		return nil
+	}
+	o.Single = fmt.Sprintf("the shape of output %q depends on what is in the image", out.Name)
+	return nil
+}
+
+// countOf returns the output that has these numbers of rows of two images.
+func (o *Observed) countOf(rows []float64, two []Tensor) string {
+	for i := range two {
+		if o.Outputs[i].Rows == nil && whole(two[i].Type) && slices.Equal(two[i].Values, rows) {
+			return two[i].Name
+		}
+	}
+	return ""
+}
+
+func firstColumn(t Tensor) (values []float64) {
+	for at := 0; at < len(t.Values); at += int(t.Shape[1]) {
+		values = append(values, t.Values[at])
+	}
+	return values
 }
 
 // row returns the values of the first image.

@@ -75,8 +75,8 @@ func TestObserveOutputs(t *testing.T) {
 			return []Tensor{tensor("y", func(int) float64 { return mean(in[0], int(n)-1) }, n, 2)}, nil
 		}, []int64{2}, 0, 0, `the values of output "y" depend on the other images`},
 		"shape of content": {model, func(in []Tensor) ([]Tensor, error) {
-			return []Tensor{tensor("y", func(int) float64 { return 1 }, 1+int64(in[0].Values[0]*1e6), 4)}, nil
-		}, nil, -1, 0, `the shape of output "y" depends on what is in the image`},
+			return []Tensor{tensor("y", func(int) float64 { return 1 }, 1+int64(in[0].Values[0]*1e3), 4)}, nil
+		}, []int64{maxRows, 4}, -1, 0, `the shape of output "y" depends on what is in the image`},
 		"no batch axis": {model, func(in []Tensor) ([]Tensor, error) {
 			return []Tensor{tensor("y", func(int) float64 { return 1 }, 3)}, nil
 		}, []int64{3}, -1, 0, `no axis of output "y" follows the batch`},
@@ -104,6 +104,60 @@ func TestObserveOutputs(t *testing.T) {
 		out := o.Outputs[0]
 		if c.shape != nil && !slices.Equal(out.Shape, c.shape) || out.Axis != c.axis || o.Batch != c.batch || (o.Single == "") != (c.single == "") || !strings.Contains(o.Single, c.single) {
 			t.Errorf("%s: got %+v of %+v", name, out, o)
+		}
+	}
+}
+
+// The runs show which rows belong to which image.
+func TestObserveRows(t *testing.T) {
+	model := &onnxfile.Model{
+		Inputs:  []onnxfile.Value{value("x", "f32", "n 3 8 8")},
+		Outputs: []onnxfile.Value{value("y", "f32", "k 3"), value("num", "i32", "n")},
+	}
+	second := (&Input{Type: "f32", Shape: []int64{1}}).values(1, 0)
+	for name, c := range map[string]struct {
+		rows  []int64 // of the images 0 and 1
+		shape func(n, rows int64) []int64
+		first func(image int) float64 // of a row
+		count bool                    // num has the number of rows
+		want  string
+	}{
+		"batch column": {[]int64{2, 3}, func(_, rows int64) []int64 { return []int64{rows, 3} }, func(image int) float64 { return float64(image) }, false, "[300 2] true "},
+		"count":        {[]int64{2, 3}, func(_, rows int64) []int64 { return []int64{rows, 3} }, func(int) float64 { return 5 }, true, "[300 3] false num"},
+		"padded":       {[]int64{2, 3}, func(n, rows int64) []int64 { return []int64{n, min(3, rows), 3} }, func(int) float64 { return 5 }, true, "[300 3] false num"},
+		"neither":      {[]int64{2, 3}, func(_, rows int64) []int64 { return []int64{rows, 3} }, func(int) float64 { return 5 }, false, `[300 3] false the shape of output "y" depends on what is in the image`},
+		"nothing":      {[]int64{0, 0}, func(_, rows int64) []int64 { return []int64{rows, 3} }, nil, false, `[300 3] false the shape of output "y" depends on what is in the image`},
+	} {
+		o, err := Observe(model, nil, run(func(in []Tensor) ([]Tensor, error) {
+			n := in[0].Shape[0]
+			num := tensor("num", func(int) float64 { return 7 }, n)
+			num.Type = "i32"
+			owners := []int{}
+			for i := range int(n) {
+				image := 0
+				if in[0].Values[i*192] == second[0] {
+					image = 1
+				}
+				owners = append(owners, slices.Repeat([]int{i}, int(c.rows[image]))...)
+				if c.count {
+					num.Values[i] = float64(c.rows[image])
+				}
+			}
+			y := tensor("y", func(i int) float64 {
+				if i%3 > 0 {
+					return 0.5
+				}
+				return c.first(owners[min(i/3, len(owners)-1)])
+			}, c.shape(n, int64(len(owners)))...)
+			return []Tensor{y, num}, nil
+		}))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		out := o.Outputs[0]
+		if got := fmt.Sprint(out.Shape, out.Rows.BatchColumn, " ", out.Rows.Count, o.Single); got != c.want {
+			t.Errorf("%s: got %s, want %s", name, got, c.want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -113,6 +114,9 @@ func (l *Loop) begin() error {
 	if f.err == nil {
 		f.err = l.Process.InferBatch(f.slot, f.padded)
 	}
+	if f.err != nil {
+		f.failImages()
+	}
 	images := c.Batch
 	if f.err != nil {
 		images = 0 // still wait for the queued work, which also reveals a lost device
@@ -138,6 +142,17 @@ func (l *Loop) gather(f *flight) (bad, err error) {
 		err = l.Device.Pad(f.slot, input, n, f.padded)
 	}
 	return bad, err
+}
+
+// failImages fails single requests if the error is about these.
+func (f *flight) failImages() {
+	var some *framework.ImagesError
+	if errors.As(f.err, &some) {
+		for _, image := range some.Images {
+			f.refused[image] = true
+		}
+		f.bad, f.err = cmp.Or(f.bad, f.err), nil
+	}
 }
 
 // spoilsBatch reports whether an error of Gather affects the whole batch, not just single requests.

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -187,6 +188,38 @@ func TestBatchFails(t *testing.T) {
 	}
 	for _, slot := range h.Replies(2) {
 		h.Answered(slot, h.Picture(byte(slot)))
+	}
+}
+
+// failingImage is a framework that fails one image of each batch.
+type failingImage struct {
+	framework.Framework
+	image int
+}
+
+func (f failingImage) InferBatch(slot, n int) error {
+	return errors.Join(f.Framework.InferBatch(slot, n), &framework.ImagesError{Images: []int{f.image}, Err: functiontest.ErrFake})
+}
+
+// An image that fails costs only its own request.
+func TestImageFails(t *testing.T) {
+	h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
+	l := h.loop(f)
+	h.framework = failingImage{f, 1}
+	l.Queue.Expected = func(int) time.Duration { return time.Microsecond }
+	l.Queue.State.Limit = 4
+	for slot := range uint32(3) {
+		h.Publish(slot, h.Picture(byte(slot)), nil)
+	}
+	if err := l.turn(); !errors.Is(err, functiontest.ErrFake) {
+		t.Errorf("the turn gives %v, want %v", err, functiontest.ErrFake)
+	}
+	for i, slot := range h.Replies(3) {
+		if i != 1 {
+			h.Answered(slot, h.Picture(byte(slot)))
+		} else if r := h.Channel.Result(slot); wire.Status(r.Status) != wire.StatusFailed || r.Length != 0 {
+			t.Errorf("slot %d is %+v, want failed", slot, r)
+		}
 	}
 }
 

@@ -149,6 +149,9 @@ func findTensor(kind string, card *models.Card, t *models.Tensor, have []Tensor,
 		return got, fmt.Errorf("model has no %s %q, which the card names%s; it has %s", kind, t.Name, card.Place(name), joinNames(have))
 	}
 	got = have[i]
+	if t.Rows != nil {
+		return got, checkRows(card, t, got, shape)
+	}
 	if axis := slices.Index(got.Dims, -1); open && axis >= 0 && t.BatchAxis < len(got.Dims) && got.Dims[t.BatchAxis] > 1 {
 		return got, fmt.Errorf("%s %q is %s in the model, with its batch on axis %d; want batch_axis: %d%s", kind, t.Name, got, axis, axis, card.Place(shape))
 	}
@@ -157,6 +160,19 @@ func findTensor(kind string, card *models.Card, t *models.Tensor, have []Tensor,
 		return got, fmt.Errorf("%s %q is %s in the model, %s in the card%s", kind, t.Name, got, want, card.Place(shape))
 	}
 	return got, checkFixed(kind, card, got, t.BatchAxis)
+}
+
+// checkRows compares an output whose rows depend on the image: it is [rows, row...] or [n, rows, row...].
+func checkRows(card *models.Card, t *models.Tensor, got Tensor, key string) error {
+	row := slices.Clone(t.Shape[1:])
+	if t.Rows.BatchColumn {
+		row[0]++
+	}
+	axes := len(got.Dims) - len(row)
+	if got.Type != string(t.Type) || len(got.Dims) > 0 && (axes < 1 || axes > 2 || !fits(got.Dims[axes:], row, -1)) {
+		return fmt.Errorf("output %q is %s in the model, and rows of %s %s in the card%s", t.Name, got, t.Type, shape(row), card.Place(key))
+	}
+	return nil
 }
 
 // fits compares dimensions, except that of the batch.

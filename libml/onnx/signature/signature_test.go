@@ -76,3 +76,32 @@ func TestCheckBatchAxis(t *testing.T) {
 		}
 	}
 }
+
+func TestCheckRows(t *testing.T) {
+	for _, c := range []struct {
+		column bool
+		dims   []int64
+		fits   bool
+	}{
+		{false, []int64{-1, 6}, true},
+		{false, []int64{-1, -1, 6}, true},
+		{false, []int64{1, -1, 6}, true},
+		{false, nil, true},
+		{false, []int64{-1, 7}, false},
+		{false, []int64{6}, false},
+		{false, []int64{-1, -1, -1, 6}, false},
+		{true, []int64{-1, 7}, true},
+		{true, []int64{-1, 6}, false},
+	} {
+		x := Tensor{"x", "f32", []int64{-1, 3}}
+		card := &models.Card{
+			Inputs:  []models.Tensor{{Name: "x", Type: models.F32, Shape: []int64{3}}},
+			Outputs: []models.Tensor{{Name: "y", Type: models.F32, Shape: []int64{100, 6}, Rows: &models.Rows{Max: 100, BatchColumn: c.column}}},
+			Batches: []int{1},
+		}
+		err := Check(card, []Tensor{x}, []Tensor{{"y", "f32", c.dims}})
+		if c.fits != (err == nil) || err != nil && !strings.Contains(err.Error(), `in the model, and rows of f32 [`) {
+			t.Errorf("%v with column %v: %v", c.dims, c.column, err)
+		}
+	}
+}
