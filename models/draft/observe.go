@@ -325,6 +325,9 @@ func (o *Observed) observe(model *onnxfile.Model, runner Runner) error {
 	}
 	for i := range o.Outputs {
 		out := &o.Outputs[i]
+		if shape := model.Outputs[i].Shape; o.Batch == 0 && len(shape) > 0 && shape[0].Size < 0 && slices.Equal(one[i].Shape, two[i].Shape) {
+			out.Rows = &models.Rows{Max: maxRows} // open, and not the batch
+		}
 		if out.Rows == nil {
 			out.compare(one[i], other[i], two[i], n, o)
 		} else if err := o.compareRows(out, one, other, two, i); err != nil {
@@ -399,6 +402,9 @@ func (o *Observed) compareRows(out *Output, one, other, two []Tensor, i int) err
 	for axis < len(out.Shape) && out.Shape[axis] > 0 && len(other[i].Shape) == len(out.Shape) && other[i].Shape[axis] == out.Shape[axis] {
 		axis++
 	}
+	if axis == len(out.Shape) {
+		axis = 0 // as many rows by chance
+	}
 	if axis > 1 || axis == 1 && out.Shape[0] != 1 || len(out.Shape) != len(other[i].Shape) {
 		return fmt.Errorf("output %q has shape %v for one image and %v for another; want rows on the first axis, or on the second one behind a batch of 1", out.Name, out.Shape, other[i].Shape)
 	}
@@ -407,7 +413,7 @@ func (o *Observed) compareRows(out *Output, one, other, two []Tensor, i int) err
 
 	whose := slices.Concat(make([]float64, int(rows[0])), slices.Repeat([]float64{1}, int(rows[1])))
 	switch count := o.countOf(rows, two); {
-	case rows[0] == 0 || rows[1] == 0: // two images show nothing
+	case rows[0] == 0 || rows[1] == 0 || axis == 0 && float64(two[i].Shape[0]) != rows[0]+rows[1]: // shows nothing
 	case count != "":
 		out.Rows.Count = count
 		return nil

@@ -126,6 +126,7 @@ func TestObserveRows(t *testing.T) {
 		"count":        {[]int64{2, 3}, func(_, rows int64) []int64 { return []int64{rows, 3} }, func(int) float64 { return 5 }, true, "[300 3] false num"},
 		"padded":       {[]int64{2, 3}, func(n, rows int64) []int64 { return []int64{n, min(3, rows), 3} }, func(int) float64 { return 5 }, true, "[300 3] false num"},
 		"neither":      {[]int64{2, 3}, func(_, rows int64) []int64 { return []int64{rows, 3} }, func(int) float64 { return 5 }, false, `[300 3] false the shape of output "y" depends on what is in the image`},
+		"one each":     {[]int64{1, 1}, func(int64, int64) []int64 { return []int64{1, 3} }, func(int) float64 { return 5 }, true, `[300 3] false the shape of output "y" depends on what is in the image`},
 		"nothing":      {[]int64{0, 0}, func(_, rows int64) []int64 { return []int64{rows, 3} }, nil, false, `[300 3] false the shape of output "y" depends on what is in the image`},
 	} {
 		o, err := Observe(model, nil, run(func(in []Tensor) ([]Tensor, error) {

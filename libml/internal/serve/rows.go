@@ -13,7 +13,7 @@ import (
 // rows compares each picture's answer in a batch with its answer alone (answer.Rows). The warm-up of the
 // first slot runs pictures in place of blank images:
 //
-//	smallest size      1 each picture alone; the first one twice
+//	smallest size      1 each picture alone; the first one twice. One picture if no size is larger
 //	all sizes above 1  2 all pictures together, in several orders: compared
 //
 // A size that a process adds while it serves is compared before the loop uses it, with one of these batches
@@ -37,11 +37,7 @@ type sampleBatch struct {
 // comparedOrders is how many batches of a size are compared.
 const comparedOrders = 3
 
-// newRows returns nil if batches have one image only.
 func newRows(card *models.Card) (_ *rows, err error) {
-	if card.MaxBatch() == 1 {
-		return nil, nil
-	}
 	r := &rows{answers: answer.NewRows(card)}
 	for k := range r.samples {
 		if r.samples[k], err = answer.Sample(card, k); err != nil {
@@ -54,8 +50,10 @@ func newRows(card *models.Card) (_ *rows, err error) {
 // sampleRuns returns the batches of a warm-up: the samples of the first images. The others are blank.
 func (p *process) sampleRuns(slot, n int) (runs [][]int) {
 	switch {
-	case p.card.MaxBatch() == 1:
+	case p.card.MaxBatch() == 1 && (slot > 0 || p.compared.Load()):
 		return [][]int{nil} // it has run once, as the largest size
+	case p.card.MaxBatch() == 1:
+		return [][]int{{0}}
 	case slot > 0 || p.compared.Load():
 		return [][]int{nil, nil}
 	}

@@ -98,6 +98,51 @@ func TestMixedRows(t *testing.T) {
 	}
 }
 
+// picky is a framework that fails on pictures that are not blank.
+type picky struct {
+	*functiontest.Fake
+	err   error
+	input []byte
+}
+
+func (p *picky) build(card *models.Card) (framework.Framework, error) {
+	_, err := p.Fake.Build(card)
+	return p, err
+}
+
+func (p *picky) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (int64, error) {
+	p.input = inputs[0].Bytes()
+	return p.Fake.ConfigureBatch(slot, n, inputs, outputs)
+}
+
+func (p *picky) InferBatch(slot, n int) error {
+	if err := p.Fake.InferBatch(slot, n); err != nil || slices.Max(p.input) == 0 {
+		return err
+	}
+	return p.err
+}
+
+// A model that takes one picture runs a picture that is not blank. A failure of the picture alone is none of
+// the model.
+func TestSampleFails(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		ends bool
+	}{{functiontest.ErrFake, true}, {&framework.ImagesError{Images: []int{0}, Err: functiontest.ErrFake}, false}} {
+		card := functiontest.Card()
+		card.Batches = []int{1}
+		h := newHarness(t, card)
+		p := h.start(1, (&picky{Fake: h.Fake(), err: c.err}).build, nil)
+		p.order(control.Order{Do: control.DoWake, SharePercent: 50})
+		if !c.ends {
+			p.await(control.Ready)
+			p.drained()
+		} else if err := p.end(); !errors.Is(err, functiontest.ErrFake) {
+			t.Errorf("ends with %v, want %v", err, c.err)
+		}
+	}
+}
+
 // A process that begins with its smallest size compares the others before it uses them.
 func TestMixedRowsPartially(t *testing.T) {
 	h := newGPUHarness(t, functiontest.Card())

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/conductor"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/internal/tensors"
 	"github.com/penstock/penstock/libml/lane"
@@ -209,6 +211,10 @@ func (p *process) runBatch(slot, n int) (took time.Duration, err error) {
 	err = p.inTurn(0, func() error {
 		began := time.Now()
 		err := p.framework.InferBatch(slot, n)
+		var some *framework.ImagesError
+		if errors.As(err, &some) {
+			err = nil // a sample may fail as a request may
+		}
 		err = loop.MergeErrors(err, p.memory.device.Fetch(slot, 0))
 		_, waitErr := p.memory.device.Wait(slot)
 		took = time.Since(began)
