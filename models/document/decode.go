@@ -22,7 +22,7 @@ import (
 //	required:"true"            the key must be there
 //	default:"64"               what it is if left out
 //	min:"1" max:"16"           bounds of a number, a duration or a size
-//	zero:"auto"                a word for the zero value
+//	zero:"auto"                a word for the zero value; of a list, in place of all of it
 //	oneof:"a|b"                the only values
 //	pattern:"^[a-z]+$"         the only texts
 //	minItems, maxItems         bounds of a list's length; the other tags are about its elements
@@ -80,10 +80,14 @@ func (k Key) OneOf() []string {
 
 // wantList is Want for a whole list, not for its elements.
 func (k Key) wantList() string {
-	if k.Type.Kind() == reflect.Slice {
-		return "a list, each element " + k.Want()
+	if k.Type.Kind() != reflect.Slice {
+		return k.Want()
 	}
-	return k.Want()
+	want := "a list, each element " + k.Want()
+	if zero := k.Tag.Get("zero"); zero != "" {
+		want = zero + ", or " + want
+	}
+	return want
 }
 
 // Want describes a right value; for a list, a right element.
@@ -119,7 +123,7 @@ func (k Key) Want() string {
 	if least, most := k.Tag.Get("min"), k.Tag.Get("max"); most != "" {
 		want += " from " + least + " to " + most
 	}
-	if zero := k.Tag.Get("zero"); zero != "" {
+	if zero := k.Tag.Get("zero"); zero != "" && k.Type.Kind() != reflect.Slice {
 		want = zero + ", or " + want
 	}
 	return want + after
@@ -228,7 +232,9 @@ func (v Value) decode(to reflect.Value, k Key) {
 // decodeList keeps a wrong element as its zero value, so that indexes are those of the file.
 func (v Value) decodeList(to reflect.Value, k Key) {
 	if !v.IsList() {
-		v.want(k.wantList())
+		if word, _ := v.text(); word == "" || word != k.Tag.Get("zero") {
+			v.want(k.wantList())
+		}
 		return
 	}
 	elements := v.List(k.Want())
@@ -310,7 +316,7 @@ func (v Value) decodeMap(to reflect.Value, k Key) {
 func (v Value) decodeScalar(to reflect.Value, k Key) {
 	value := reflect.New(to.Type()).Elem()
 	text, ok := v.scalarText(value)
-	if word, isString := v.text(); isString && word != "" && word == k.Tag.Get("zero") {
+	if word, isString := v.text(); isString && word != "" && word == k.Tag.Get("zero") && k.Type.Kind() != reflect.Slice {
 		to.SetZero()
 		return
 	}

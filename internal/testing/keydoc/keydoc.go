@@ -167,13 +167,14 @@ func (c Comments) value(t reflect.Type, k document.Key) object {
 		if k.Tag.Get("unique") == "true" {
 			s["uniqueItems"] = true
 		}
-		return s
+		return orZero(s, t, k)
 	}
 	return scalar(t, k)
 }
 
-func orZero(s object, k document.Key) object {
-	if zero := k.Tag.Get("zero"); zero != "" {
+// orZero adds the word for the zero value of a key, which elements of a list have not.
+func orZero(s object, t reflect.Type, k document.Key) object {
+	if zero := k.Tag.Get("zero"); zero != "" && (t.Kind() == reflect.Slice || k.Type.Kind() != reflect.Slice) {
 		return object{"anyOf": []object{{"const": zero}, s}}
 	}
 	return s
@@ -195,7 +196,7 @@ func scalar(t reflect.Type, k document.Key) object {
 				values = append(values, nil) // without quotes it is not a string
 			}
 		}
-		return orZero(object{"enum": values}, k)
+		return orZero(object{"enum": values}, t, k)
 	case isText && isInteger:
 		s["type"], s["minimum"] = []string{"integer", "string"}, 1
 	case t.Kind() == reflect.Bool:
@@ -218,7 +219,7 @@ func scalar(t reflect.Type, k document.Key) object {
 	} else if isDuration {
 		s["pattern"] = durationPattern
 	}
-	return orZero(s, k)
+	return orZero(s, t, k)
 }
 
 // typed returns a tag's value as JSON represents it.
