@@ -58,9 +58,12 @@ type Card struct {
 	State   []State `json:",omitempty"`
 	Outputs []Tensor
 
-	// Batches are the batch sizes that are prepared, ascending, first element 1.
-	// A batch between two sizes is padded to the next.
+	// Batches are the batch sizes that are prepared, ascending. The first is 1, or the only one is that of a model with
+	// a fixed batch. A batch between two sizes is padded to the next.
 	Batches []int
+	// AutoBatches: the card leaves the sizes to Penstock. Batches are those of the largest device (On), and a process
+	// prepares those that suit the objective.
+	AutoBatches bool `json:",omitempty"`
 	// SLO is the default latency objective, from the first packet sent to the
 	// reply. A configuration may set another one for an inference function.
 	SLO time.Duration

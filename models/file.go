@@ -32,8 +32,9 @@ type cardFile struct {
 	// The outputs of the model that are used, each of shape [batch, shape...] if batch_axis is 0.
 	Outputs []tensorFile `yaml:"outputs" required:"true" minItems:"1" maxItems:"32" want:"{name, shape}"`
 	// The batch sizes that are prepared, ascending. A batch between two of them is padded. The first is 1,
-	// or the only one is the size of a model with a fixed batch. [1] if left out.
-	Batches []int `yaml:"batches" minItems:"1" maxItems:"16" unique:"true" min:"1" max:"1024"`
+	// or the only one is the size of a model with a fixed batch. If left out, they follow from the model, the device's
+	// memory and the objective.
+	Batches []int `yaml:"batches" zero:"auto" minItems:"1" maxItems:"16" unique:"true" min:"1" max:"1024"`
 	// Latency objective, from the first packet sent to the reply.
 	SLO time.Duration `yaml:"slo" required:"true" min:"1us" max:"1h"`
 	// The share beyond which more helps little; 0: not known.

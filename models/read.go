@@ -136,8 +136,8 @@ func (c *Card) decode(root document.Value) {
 	}
 	c.Outputs = c.checkTensors(root.Find("outputs"), f.Outputs)
 
-	if c.Batches = f.Batches; !root.Has("batches") {
-		c.Batches = []int{1}
+	if c.Batches = f.Batches; len(c.Batches) == 0 {
+		c.chooseBatches()
 	}
 	for i, n := range c.Batches[min(1, len(c.Batches)):] {
 		if last := c.Batches[i]; n > 0 && n < last {
@@ -416,6 +416,38 @@ func (c *Card) packInputs(v document.Value) {
 		}
 	}
 	c.Input = pack(c.Inputs, c.MaxBatch())
+}
+
+// chooseBatches sets the batch sizes of a card that names none.
+func (c *Card) chooseBatches() {
+	if n := c.fixedBatch(); n > 0 {
+		c.Batches = []int{n}
+		return
+	}
+	c.AutoBatches, c.Batches = true, slices.Clone(autoBatches)
+	c.Batches = c.batchesWithin(c.MaxBatch(), maxTensorBytes)
+}
+
+// fixedBatch returns the batch of the model's file, if that is the same for all requests; else 0.
+func (c *Card) fixedBatch() int {
+	if c.Framework != "onnx" || c.Model == "" {
+		return 0
+	}
+	model, err := onnxfile.Read(c.Model)
+	if err != nil {
+		return 0 // ONNX Runtime reports it better
+	}
+	tensors := slices.Concat(c.InputTensors(), c.OutputTensors())
+	for _, v := range append(model.Inputs, model.Outputs...) {
+		i := slices.IndexFunc(tensors, func(t Tensor) bool { return t.Name == v.Name })
+		if i < 0 || tensors[i].Rows != nil || len(v.Shape) != 1+len(tensors[i].Shape) {
+			continue
+		}
+		if n := v.Shape[tensors[i].BatchAxis].Size; n > 0 && n <= MaxBatchSize {
+			return int(n)
+		}
+	}
+	return 0
 }
 
 // decodeConstants reads inputs that no request has.

@@ -2,6 +2,7 @@ package models
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/keydoc"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/models/document"
 	"github.com/penstock/penstock/wire"
 )
@@ -332,11 +334,63 @@ func TestReadCardDefaults(t *testing.T) {
 		File: filepath.Join(dir, "card.yaml"), Dir: dir,
 		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW, Fit: "letterbox"},
 		Outputs: []Tensor{{Name: "y", Type: F32, Shape: []int64{2, 2, 2}}},
-		Batches: []int{1}, SLO: time.Minute, Decoder: Decoder{Name: "raw", Params: map[string]any{}},
+		Batches: []int{1, 2, 4, 8, 16, 32}, AutoBatches: true, SLO: time.Minute, Decoder: Decoder{Name: "raw", Params: map[string]any{}},
 		Lines: map[string]int{"batches": 1, "input.name": 5, "input.size": 5, "outputs[0].name": 8, "outputs[0].shape": 8},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
+	}
+}
+
+func TestAutoBatches(t *testing.T) {
+	const gib = 1 << 30
+	all := []int{1, 2, 4, 8, 16, 32}
+	fixed := tinymodel.Model{
+		Inputs:  []tinymodel.Value{{Name: "image", Type: tinymodel.F32, Dims: []int64{3, 3, 4, 6}}},
+		Outputs: []tinymodel.Value{{Name: "prob", Type: tinymodel.F32, Dims: []int64{3, 3}}},
+	}
+	open := fixed
+	open.Inputs = []tinymodel.Value{{Name: "image", Type: tinymodel.F32, Dims: []int64{tinymodel.Dynamic, 3, 4, 6}}}
+	open.Outputs = nil
+	for name, c := range map[string]struct {
+		batches, size string
+		output        string // "": as in card
+		model         tinymodel.Model
+		gpuBytes      int64
+		want          []int
+	}{
+		"CPU":                  {size: "4, 6", model: open, want: all[:5]},
+		"GPU":                  {size: "4, 6", model: open, gpuBytes: 8 * gib, want: all},
+		"auto":                 {batches: "batches: auto\n", size: "4, 6", model: open, want: all[:5]},
+		"batch axis, CPU":      {batches: "batches: auto\n", size: "4, 6", output: "[3], batch_axis: 1", model: open, want: all[:5]},
+		"batch axis, GPU":      {batches: "batches: auto\n", size: "4, 6", output: "[3], batch_axis: 1", model: open, gpuBytes: 8 * gib, want: all[:1]},
+		"list":                 {batches: "batches: [1, 3, 64]\n", size: "4, 6", model: open, want: []int{1, 3, 64}},
+		"fixed":                {size: "4, 6", model: fixed, gpuBytes: 8 * gib, want: []int{3}},
+		"large picture, CPU":   {size: "1024, 1024", model: open, want: all[:1]},
+		"large picture, 8 GiB": {size: "1024, 1024", model: open, gpuBytes: 8 * gib, want: all[:2]},
+		"large picture, 80":    {size: "1024, 1024", model: open, gpuBytes: 80 * gib, want: all[:5]},
+		"largest tensors":      {size: "4096, 4096", model: open, gpuBytes: 1 << 50, want: all[:3]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := folder(t)
+			must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), c.model.Encode(), 0o600))
+			read, err := read(t, dir, strings.NewReplacer("batches: [1, 2, 4]\n", c.batches, "4, 6", c.size, "shape: [3]", "shape: "+cmp.Or(c.output, "[3]")).Replace(card))
+			must.OK(t, err)
+			on := read.On(c.gpuBytes)
+			if !slices.Equal(on.Batches, c.want) || !slices.Equal(read.BatchesOn(c.gpuBytes), c.want) {
+				t.Errorf("batches of %v, want %v", on.Batches, c.want)
+			}
+		})
+	}
+}
+
+// Tensors of a request lie closer together if batches are smaller.
+func TestAutoBatchesOfTensors(t *testing.T) {
+	c, err := read(t, folder(t), strings.Replace(speechCard, "batches: [1, 10]\n", "", 1))
+	must.OK(t, err)
+	on := c.On(0)
+	if got, want := on.Input.Parts, pack(c.Inputs, 16).Parts; !slices.Equal(got, want) || slices.Equal(c.Input.Parts, want) {
+		t.Errorf("tensors at %v, want %v", got, want)
 	}
 }
 
@@ -463,6 +517,8 @@ var spoiledCards = []spoiled{
 	{"batches that fall", card, "batches: [1, 2, 4]", "batches: [1, 4, 2]", `batches[2]: is 2 after 4, want batch sizes, ascending`, true},
 	{"a batch twice", card, "batches: [1, 2, 4]", "batches: [1, 2, 2]", `batches[2]: is 2, which the list already has`, false},
 	{"no batches", card, "batches: [1, 2, 4]", "batches: []", `batches: has 0 elements`, false},
+	{"batches of a word", card, "batches: [1, 2, 4]", "batches: automatic", `batches: is "automatic", want auto, or a list, each element an integer from 1 to 1024`, false},
+	{"a word in batches", card, "batches: [1, 2, 4]", "batches: [auto]", `batches[0]: is "auto", want an integer from 1 to 1024`, false},
 	{"a batch of thousands", card, "batches: [1, 2, 4]", "batches: [1, 2000]", `batches[1]: is 2000`, false},
 	{"tensors too large", card, "shape: [3]", "shape: [100000000]", `card.yaml:15:10: batches: tensors of a batch of 4 take 1600001152 bytes, want at most`, true},
 	{"an objective without a unit", card, "slo: 25ms", "slo: 25", `card.yaml:16:6: slo: is 25, want a duration with its unit`, false},

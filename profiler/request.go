@@ -91,6 +91,9 @@ func (q *Request) Run(ctx context.Context, out, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if q.Device == configs.DeviceCPU {
+		card = card.On(0)
+	}
 	file, err := FindPlace(card, shipped, q.Out)
 	if err != nil {
 		return err

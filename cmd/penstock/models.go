@@ -59,7 +59,7 @@ what its largest batch needs.`,
 				measured, err := profileOf(card, elsewhere)
 				problems = append(problems, err)
 				t.AppendRow(table.Row{card.Name, card.Version, cmp.Or(card.Framework, strings.Join(card.Command, " ")),
-					fmt.Sprintf("%d B", card.Input.WireBytes()), fmt.Sprint(card.Batches), card.SLO, kneeText(card, measured),
+					fmt.Sprintf("%d B", card.Input.WireBytes()), batchesText(card), card.SLO, kneeText(card, measured),
 					memoryText(measured), card.Decoder.Name, card.Dir})
 			}
 			t.Render()
@@ -92,6 +92,14 @@ func profileOf(card *models.Card, elsewhere map[string]profile.Profile) (profile
 	}
 	defer file.Close()
 	return profile.Read(file, file.Name())
+}
+
+// batchesText has the batch sizes.
+func batchesText(card *models.Card) string {
+	if card.AutoBatches {
+		return "auto"
+	}
+	return fmt.Sprint(card.Batches)
 }
 
 // kneeText is the card's knee, else that of its profile for its objective.

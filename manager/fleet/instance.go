@@ -57,7 +57,7 @@ func newInstance(f *function, index int) (*instance, error) {
 	}
 	in.pair.StartAfter(f.fleet.generations[in.id])
 	if f.fleet.sharing.Device.Known {
-		if err := in.tensors.make(f.model.desired, in.id, f.fleet.sharing.Device.GPU != nil); err != nil {
+		if err := in.tensors.make(f.model.desired, in.id, &f.fleet.sharing.Device); err != nil {
 			return nil, err
 		}
 	}
@@ -201,17 +201,17 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if in.processes.known(hello.Generation).conn != nil {
 		return fmt.Errorf("generation %d of %v is attached already", hello.Generation, in.id)
 	}
-	card, err := json.Marshal(wireCard(in.f.config.Format, q.Card))
-	if err != nil {
-		return fmt.Errorf("encode card: %w", err)
-	}
 	geometry, err := json.Marshal(in.f.port.Geometry())
 	if err != nil {
 		return fmt.Errorf("encode geometry: %w", err)
 	}
 	// The card may be an earlier one, whose buffers were freed.
-	if err := in.tensors.make(q.Card, in.id, in.fleet.sharing.Device.GPU != nil); err != nil {
+	if err := in.tensors.make(q.Card, in.id, &in.fleet.sharing.Device); err != nil {
 		return err
+	}
+	card, err := json.Marshal(wireCard(in.f.config.Format, in.tensors[q.Card].card))
+	if err != nil {
+		return fmt.Errorf("encode card: %w", err)
 	}
 	admission, err := in.fleet.sharing.Admit(hello.PID)
 	if err != nil {

@@ -160,7 +160,7 @@ func (f *function) replace(model *models.Card, want configs.Function, older []ol
 	f.model.setups[card] = setupUnder(&f.fleet.cfg, want, card)
 	if f.fleet.sharing.Device.Known { // tensor sizes depend on it; else admit creates them
 		for _, in := range f.instances {
-			if err := in.tensors.make(card, in.id, f.fleet.sharing.Device.GPU != nil); err != nil {
+			if err := in.tensors.make(card, in.id, &f.fleet.sharing.Device); err != nil {
 				return err
 			}
 		}

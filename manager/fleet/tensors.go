@@ -4,24 +4,31 @@ import (
 	"fmt"
 
 	"github.com/penstock/penstock/manager/policy/gslice"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
 
 // tensors are an instance's input and output buffers, by the card that they are for. All processes
 // that run the card share them (paper 3.4).
-type tensors map[*models.Card]*shm.Region
+type tensors map[*models.Card]batchMemory
+
+type batchMemory struct {
+	*shm.Region
+	card *models.Card // on the device
+}
 
 // make allocates the buffers of a card's largest batch, unless they exist. The device must be known.
-func (t tensors) make(card *models.Card, of gslice.ID, gpu bool) error {
-	if t[card] != nil {
+func (t tensors) make(card *models.Card, of gslice.ID, d *sharing.Device) error {
+	if t[card].Region != nil {
 		return nil
 	}
-	region, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", of.IF, of.Instance), tensorBytes(card, gpu), shm.Options{Writable: true})
+	on := card.On(d.MemoryBytes())
+	region, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", of.IF, of.Instance), tensorBytes(on, d.GPU != nil), shm.Options{Writable: true})
 	if err != nil {
 		return fmt.Errorf("make tensors of %s: %w", of.IF, err)
 	}
-	t[card] = region
+	t[card] = batchMemory{region, on}
 	return nil
 }
 

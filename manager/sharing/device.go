@@ -30,6 +30,14 @@ type Device struct {
 	noGroups bool
 }
 
+// MemoryBytes is the memory of the GPU; 0 on a CPU.
+func (v *Device) MemoryBytes() int64 {
+	if v.GPU == nil {
+		return 0
+	}
+	return v.GPU.MemoryBytes
+}
+
 // onGPU reports whether models run on a GPU; false while that is unknown.
 func (d *Decider) onGPU() bool { return d.Device.GPU != nil }
 

@@ -240,7 +240,8 @@ func (d *Decider) wants(m *member) guarantee.Function {
 // batch is how many requests share a batch when the device is short. The present batch limit says
 // nothing about it: on an idle device it stays small.
 func (d *Decider) batch(m *member) float64 {
-	return guarantee.Batch(m.entitled.demand.Rate(), d.within(m), float64(m.Card.MaxBatch()))
+	sizes := m.Card.BatchesOn(d.Device.MemoryBytes())
+	return guarantee.Batch(m.entitled.demand.Rate(), d.within(m), float64(sizes[len(sizes)-1]))
 }
 
 // minGuaranteeChange is the smallest change of a guarantee that is published, as a part of
@@ -309,7 +310,7 @@ func (d *Decider) setTerms(m *member) {
 func (d *Decider) maxBatch(m *member, a guarantee.Action) int {
 	f := d.wants(m)
 	limit := f.Requests(a.LongestBatch)
-	sizes := m.Card.Batches
+	sizes := m.Card.BatchesOn(d.Device.MemoryBytes())
 	if limit == 0 || len(sizes) == 0 || limit >= sizes[len(sizes)-1] {
 		return 0
 	}

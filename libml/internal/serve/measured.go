@@ -45,6 +45,10 @@ func (p *process) recall(found *control.Measurements, sizes []int, account bool)
 	}
 	for _, n := range sizes {
 		i := slices.IndexFunc(found.Batches, func(b control.BatchTime) bool { return b.Size == n })
+		if i < 0 && p.card.AutoBatches && len(warm) > 0 && !p.warmsUpPartly() {
+			p.card.Batches = sizes[:len(warm)] // as that process (cutSizes)
+			break
+		}
 		if i < 0 || found.Batches[i].Nanos <= 0 || account && found.Batches[i].AloneNanos <= 0 {
 			return nil
 		}

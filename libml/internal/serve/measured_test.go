@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,6 +55,7 @@ func TestMeasurements(t *testing.T) {
 		edit   func(*control.Measurements) // before the second start
 		links  int                         // on a CPU, until the second member is ready
 		infers bool                        // it warms up
+		auto   int                         // the sizes that the first process chose; 0: the card names them
 	}{
 		"CPU":                   {links: 1},
 		"CPU, limited memory":   {limits: limited},
@@ -62,13 +64,14 @@ func TestMeasurements(t *testing.T) {
 		"another file":          {edit: func(m *control.Measurements) { m.ModelFile += "x" }, links: 1, infers: true},
 		"another file, limited": {limits: limited, edit: func(m *control.Measurements) { m.ModelFile = "" }, links: 1, infers: true},
 		"a size is missing":     {edit: func(m *control.Measurements) { m.Batches = m.Batches[1:] }, links: 1, infers: true},
+		"sizes left out":        {auto: 2, edit: func(m *control.Measurements) { m.Batches = m.Batches[:2] }, links: 1},
 		"a time is missing":     {gpu: true, edit: func(m *control.Measurements) { m.Batches[0].AloneNanos = 0 }, links: 1, infers: true},
 		"a size is negative":    {edit: func(m *control.Measurements) { m.WeightsBytes = -1 }, links: 1, infers: true},
 	}
 	for name, c := range tests {
 		t.Run(name, func(t *testing.T) {
 			card := functiontest.Card()
-			card.Model = filepath.Join(t.TempDir(), "model")
+			card.Model, card.AutoBatches = filepath.Join(t.TempDir(), "model"), c.auto > 0
 			must.OK(t, os.WriteFile(card.Model, []byte("weights"), 0o600))
 			h := newHarness(t, card)
 			wake := control.Order{Do: control.DoWake}
@@ -108,7 +111,7 @@ func TestMeasurements(t *testing.T) {
 			w.awaitState(member, control.Active)
 			h.Publish(3, h.Picture(3), nil)
 			h.Answered(h.Replies(1)[0], h.Picture(3))
-			if got := w.measurements(member); len(got.Batches) != len(card.Batches) || got.PersistentBytes != first.PersistentBytes {
+			if got := w.measurements(member); len(got.Batches) != cmp.Or(c.auto, len(card.Batches)) || got.PersistentBytes != first.PersistentBytes {
 				t.Errorf("measurements %+v", got)
 			}
 		})

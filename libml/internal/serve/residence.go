@@ -77,7 +77,7 @@ func (p *process) settle(smallest time.Duration, warm control.Notice) error {
 func (p *process) need(persistentBytes, weightsBytes, batchBytes int64) lane.Model {
 	m := lane.Model{FixedBytes: max(0, persistentBytes-weightsBytes), WeightsBytes: weightsBytes}
 	if p.onGPU() {
-		m.FixedBytes += int64(p.card.TensorBytes())
+		m.FixedBytes += p.tensorBytes
 		m.ScratchBytes = batchBytes
 	}
 	return m

@@ -90,15 +90,16 @@ type process struct {
 	conn  *control.Attachment
 	open  opener
 
-	card      *models.Card
-	build     framework.Build
-	framework framework.Framework // nil while the model is evicted
-	linked    bool                // the framework has linked the model
-	slo       time.Duration
-	newRule   func(ladder []int) (*batching.Rule, error) // any goroutine may call it
-	reporter  reporter
-	memory    *memory
-	weights   *weights.Mappings // nil: the framework loads its own
+	card        *models.Card
+	tensorBytes int64 // of the card before keepSizes
+	build       framework.Build
+	framework   framework.Framework // nil while the model is evicted
+	linked      bool                // the framework has linked the model
+	slo         time.Duration
+	newRule     func(ladder []int) (*batching.Rule, error) // any goroutine may call it
+	reporter    reporter
+	memory      *memory
+	weights     *weights.Mappings // nil: the framework loads its own
 	// level is the level of batches within the guarantee, on a GPU with priorities:
 	// memory.prioritized, or that takes turns. It is budget.Demoted if no guarantee was ordered at the wake.
 	level budget.Level
@@ -185,7 +186,9 @@ func (p *process) readAttached(attached control.Attached) (err error) {
 			Fixed: attached.Batching.Size, Delay: attached.Batching.Delay,
 		})
 	}
-	p.card, err = readCard(attached)
+	if p.card, err = readCard(attached); err == nil {
+		p.tensorBytes = int64(p.card.TensorBytes())
+	}
 	return err
 }
 
@@ -437,10 +440,10 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	loading := p.loadTime(weights, time.Duration(shm.Now()-began))
 	if p.onGPU() {
 		p.residence.Loaded(shm.Now(), weights, loading)
-		err = p.warmUp(&notice)
+		err = p.warmUpSizes(p.warmUp, &notice)
 	} else {
 		// Until the batches have run, no other model is loaded: each would count the other's memory.
-		err = p.warmUpPrivately(&notice)
+		err = p.warmUpSizes(p.warmUpPrivately, &notice)
 		p.residence.Loaded(shm.Now(), weights, loading)
 	}
 	if err == nil && p.worker != nil && p.measured == nil {
@@ -451,11 +454,14 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 
 // firstSizes are the batch sizes that the process has when it is ready.
 func (p *process) firstSizes(wake control.Order) []int {
-	if wake.PartialWarmUp && p.onGPU() && !p.worker.Conducted() {
+	if wake.PartialWarmUp && p.warmsUpPartly() {
 		return p.card.Batches[:1]
 	}
 	return p.card.Batches
 }
+
+// warmsUpPartly reports whether the process may serve before it has all its batch sizes.
+func (p *process) warmsUpPartly() bool { return p.onGPU() && !p.worker.Conducted() }
 
 // linkModel has the framework link the loaded model.
 func (p *process) linkModel() (persistentBytes int64, err error) {

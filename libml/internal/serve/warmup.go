@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/conductor"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/internal/tensors"
@@ -46,9 +47,69 @@ func (s *sizes) ephemeralBytes() (sum int64) {
 	return sum
 }
 
+// keepSizes leaves out the batch sizes after the first n.
+func (p *process) keepSizes(n int) {
+	p.card.Batches = p.card.Batches[:n]
+	p.sizes.card, p.sizes.ladder = p.card.Batches, p.sizes.ladder[:min(n, len(p.sizes.ladder))]
+}
+
+// warmUpSizes warms up with warm. If the card leaves the sizes to Penstock, and the model fails with one of them, only
+// the smallest is left: the model may mix pictures, or take one at a time.
+func (p *process) warmUpSizes(warm func(*control.Notice) error, notice *control.Notice) error {
+	err := warm(notice)
+	if err == nil || !p.card.AutoBatches || len(p.sizes.ladder) == 1 || loop.IsLost(err) || errors.Is(err, device.ErrWrongAnswers) || p.exit.requested() {
+		return err
+	}
+	p.keepSizes(1)
+	p.sizes.ephemeral, p.sizes.warm, p.rows = nil, nil, nil
+	if again := warm(notice); again != nil {
+		return again
+	}
+	p.log.Warn("cannot run larger batches; each request runs alone", "error", err)
+	return nil
+}
+
+// cutSizes leaves out the sizes whose batches may take longer than the objective, if the card leaves them to Penstock: a
+// batch takes at most as long as its pictures one after the other. It configures the smallest size over t.
+func (p *process) cutSizes(t *tensors.Tensors) error {
+	if sizes := p.card.Batches; p.card.AutoBatches && p.measured == nil && len(sizes) > 1 {
+		if _, err := p.configure(0, sizes[0], t); err != nil {
+			return err
+		}
+		took, err := p.leastTime(sizes[0], t)
+		if err != nil {
+			return warmUpError(p.card, sizes[0], err)
+		}
+		n := 1
+		for n < len(sizes) && time.Duration(sizes[n])*took <= p.slo {
+			n++
+		}
+		p.keepSizes(n)
+	}
+	return nil
+}
+
+// leastTime returns how long a batch takes at least. Other processes that warm up take a part of the CPUs, so the CPU
+// time counts there.
+func (p *process) leastTime(n int, t *tensors.Tensors) (took time.Duration, err error) {
+	if _, err := p.runSamples(0, n, t, nil); err != nil { // the first run pays for lazy initialisation
+		return 0, err
+	}
+	defer p.lockDevice()()
+	before := cpuTime()
+	took, err = p.runSamples(0, n, t, nil)
+	if !p.onGPU() {
+		took = min(took, time.Duration(cpuTime()-before)/time.Duration(p.threads()))
+	}
+	return took, err
+}
+
 // warmUp configures and warms up every slot that may be in flight, on a device whose
 // tensors belong to the process. A model that was measured before needs no warm-up.
 func (p *process) warmUp(notice *control.Notice) error {
+	if err := p.cutSizes(p.memory.tensors[0]); err != nil {
+		return err
+	}
 	for slot := range p.memory.inFlight {
 		bytes, err := p.configureSlot(slot)
 		if err != nil {
@@ -261,11 +322,16 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 		_, err = p.configureSlot(0)
 		return err
 	}
-	if p.memory.private, err = tensors.NewScratch(p.card.TensorBytes()); err != nil {
-		return err
+	if p.memory.private == nil {
+		if p.memory.private, err = tensors.NewScratch(p.card.TensorBytes()); err != nil {
+			return err
+		}
 	}
 	scratch, err := tensors.New(p.card, p.memory.private)
 	if err != nil {
+		return err
+	}
+	if err := p.cutSizes(scratch); err != nil {
 		return err
 	}
 	for _, n := range slices.Backward(p.sizes.ladder) {
