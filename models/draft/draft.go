@@ -260,8 +260,6 @@ func (w *writer) writeBatches(took time.Duration) {
 		w.line("batches: [%d] # %s", max(1, o.Batch), oneLine(o.Single))
 	case o.Batch != 0:
 		w.line("batches: [%d] # fixed in the file", o.Batch)
-	default:
-		w.line("batches: [1, 2, 4] # each image's answer was the same alone and in a batch of two")
 	}
 	slo := 50 * time.Millisecond
 	for ladder := []int64{2, 5, 10}; slo < 10*took && slo < time.Minute; ladder = append(ladder[1:], 10*ladder[0]) {

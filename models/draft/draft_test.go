@@ -47,7 +47,6 @@ input:
   std: [255, 255, 255]
 outputs:
   - {name: output0, shape: [7, 2100]}
-batches: [1, 2, 4] # each image's answer was the same alone and in a batch of two
 slo: 250ms # guess: a run of one image took 19ms here
 decoder: {name: yolo} # guess: the metadata has the task detect
 labels: ["person", "dog's", "no"]
