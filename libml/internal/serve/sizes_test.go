@@ -24,8 +24,9 @@ func TestAutoBatches(t *testing.T) {
 		"CPU, mixed rows":      {mix: "rows swapped", want: all[:1]},
 		"GPU":                  {gpu: true, want: all},
 		"GPU, mixed rows":      {gpu: true, mix: "rows swapped", want: all[:1]},
-		"GPU, slow":            {gpu: true, slo: time.Nanosecond, want: all[:1]},
-		"GPU, slow, partially": {gpu: true, slo: time.Nanosecond, partial: true, want: all[:1]},
+		"CPU, slow":            {slo: time.Nanosecond, want: all[:1]},
+		"CPU, slow, partially": {slo: time.Nanosecond, partial: true, want: all[:1]},
+		"GPU, slow":            {gpu: true, slo: time.Nanosecond, want: all},
 	} {
 		t.Run(name, func(t *testing.T) {
 			card := functiontest.Card()

@@ -54,7 +54,7 @@ func (p *process) keepSizes(n int) {
 }
 
 // warmUpSizes warms up with warm. If the card leaves the sizes to Penstock, and the model fails with one of them, only
-// the smallest is left: the model may mix pictures, or take one at a time.
+// the smallest is left. Such a model may mix pictures.
 func (p *process) warmUpSizes(warm func(*control.Notice) error, notice *control.Notice) error {
 	err := warm(notice)
 	if err == nil || !p.card.AutoBatches || len(p.sizes.ladder) == 1 || loop.IsLost(err) || errors.Is(err, device.ErrWrongAnswers) || p.exit.requested() {
@@ -69,10 +69,11 @@ func (p *process) warmUpSizes(warm func(*control.Notice) error, notice *control.
 	return nil
 }
 
-// cutSizes leaves out the sizes whose batches may take longer than the objective, if the card leaves them to Penstock: a
-// batch takes at most as long as its pictures one after the other. It configures the smallest size over t.
+// cutSizes leaves out the sizes whose batches take longer than the objective on a CPU, if the card leaves them to Penstock. A
+// batch takes as long there as its pictures one after the other; on a GPU it may take as long as one. It configures the
+// smallest size over t.
 func (p *process) cutSizes(t *tensors.Tensors) error {
-	if sizes := p.card.Batches; p.card.AutoBatches && p.measured == nil && len(sizes) > 1 {
+	if sizes := p.card.Batches; p.card.AutoBatches && !p.onGPU() && p.measured == nil && len(sizes) > 1 {
 		if _, err := p.configure(0, sizes[0], t); err != nil {
 			return err
 		}
@@ -89,8 +90,8 @@ func (p *process) cutSizes(t *tensors.Tensors) error {
 	return nil
 }
 
-// leastTime returns how long a batch takes at least. Other processes that warm up take a part of the CPUs, so the CPU
-// time counts there.
+// leastTime returns how long a batch takes at least on a CPU. Other processes that warm up take a part of the CPUs, so the
+// CPU time counts.
 func (p *process) leastTime(n int, t *tensors.Tensors) (took time.Duration, err error) {
 	if _, err := p.runSamples(0, n, t, nil); err != nil { // the first run pays for lazy initialisation
 		return 0, err
@@ -98,10 +99,7 @@ func (p *process) leastTime(n int, t *tensors.Tensors) (took time.Duration, err 
 	defer p.lockDevice()()
 	before := cpuTime()
 	took, err = p.runSamples(0, n, t, nil)
-	if !p.onGPU() {
-		took = min(took, time.Duration(cpuTime()-before)/time.Duration(p.threads()))
-	}
-	return took, err
+	return min(took, time.Duration(cpuTime()-before)/time.Duration(p.threads())), err
 }
 
 // warmUp configures and warms up every slot that may be in flight, on a device whose
