@@ -5,8 +5,8 @@ import "fmt"
 // PictureFormat says how the pixels of a picture lie in a request. The zero value is the format of the function's card.
 //
 // The names of Bayer formats say the first two pixels of the picture, as those of GenICam's PFNC do. Samples of 10
-// and 12 bits are little endian in 16 bits, or packed: "p" without gaps, from the lowest bits of the first byte on (PFNC), and
-// "packed" with the high 8 bits of two samples around the low bits of both (GigE Vision 2.2).
+// and 12 bits are little endian in 16 bits, or packed. A "p" means without gaps, from the lowest bits of the first byte on (PFNC).
+// "packed" means three bytes for two samples: the high bits of one, the low bits of both, the high bits of the other (GigE Vision 2.2).
 type PictureFormat uint8
 
 // Formats of pictures. Of a Bayer format the lowest two bits are the order.

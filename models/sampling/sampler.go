@@ -64,7 +64,7 @@ func New(in models.Input, o Options) (*Sampler, error) {
 	return s, nil
 }
 
-// Region is the part of a picture that is sampled, and where it lies in the tensor. The rest of the tensor is padding.
+// Region is the part of a picture that is sampled, and its place in the tensor. The rest of the tensor is padding.
 type Region struct {
 	Part, Inside image.Rectangle
 }
