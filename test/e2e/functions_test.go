@@ -138,6 +138,54 @@ func TestAddFile(t *testing.T) {
 	}
 }
 
+// A model with a constant and a state serves from its file. Each stream of each client has a state of its own.
+func TestAddFileWithState(t *testing.T) {
+	t.Parallel()
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	dir, err := openFolder("", "models")
+	must.OK(t, err)
+	t.Cleanup(func() { must.OK(t, os.RemoveAll(dir)) })
+	file := filepath.Join(dir, "sum.onnx")
+	const rate = 16000 // drafted for the name
+	batch := []int64{tinymodel.Dynamic, 4}
+	model := tinymodel.Model{
+		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.F32, Dims: batch}, {Name: "sr", Type: tinymodel.I64}, {Name: "h", Type: tinymodel.F32, Dims: batch}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.F32, Dims: batch}, {Name: "hn", Type: tinymodel.F32, Dims: batch}},
+		Nodes: []tinymodel.Node{
+			{Op: "Cast", Inputs: []string{"sr"}, Outputs: []string{"rate"}, Attribute: "to", Int: int64(tinymodel.F32)},
+			{Op: "Mul", Inputs: []string{"x", "rate"}, Outputs: []string{"scaled"}},
+			{Op: "Add", Inputs: []string{"scaled", "h"}, Outputs: []string{"y"}},
+			{Op: "Add", Inputs: []string{"x", "h"}, Outputs: []string{"hn"}},
+		},
+	}
+	must.OK(t, os.WriteFile(file, model.Encode(), 0o644))
+	if out, err := run(t, nd.Dir, "if", "add", "sum", "--model", file); err != nil || !strings.Contains(out, "sum serves at") {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+
+	type stream struct {
+		client *client.Client
+		id     uint32
+		sum    float32
+	}
+	one, other := nodetest.Dial(t, nd, "sum", client.Options{Timeout: patience}), nodetest.Dial(t, nd, "sum", client.Options{Timeout: patience})
+	streams := []*stream{{client: one, id: 1}, {client: one, id: 2}, {client: other, id: 1}}
+	for i := range 30 {
+		s := streams[i%len(streams)]
+		x := float32(i + 1)
+		payload, err := binary.Append(nil, binary.LittleEndian, []float32{x, 2 * x, 3 * x, 4 * x})
+		must.OK(t, err)
+		got, err := s.client.Do(nodetest.Context(t), payload, client.RequestOptions{Stream: s.id})
+		must.OK(t, err)
+		for k, y := range floatsOf(got.Payload) {
+			if want := float64(k+1) * float64(x*rate+s.sum); y != want {
+				t.Fatalf("request %d, stream %d, value %d: %v, want %v", i, s.id, k, y, want)
+			}
+		}
+		s.sum += x
+	}
+}
+
 func TestEdit(t *testing.T) {
 	t.Parallel()
 	card := nodetest.Card(t, "digest", small)
