@@ -87,10 +87,10 @@ const (
 // parameters and extra are addresses that belong to the node they were read from. They
 // are valid until that node is changed or destroyed.
 type kernelNode struct {
-	function                           uint64
-	grid, block                        [3]uint32
-	sharedBytes                        uint32
-	parameters, extra, kernel, context uint64
+	function                       uint64
+	grid, block                    [3]uint32
+	_                              uint32 // bytes of dynamic shared memory
+	parameters, _, kernel, context uint64 // and other arguments
 }
 
 // clone copies the graph and its nodes.

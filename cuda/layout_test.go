@@ -15,10 +15,10 @@ func TestLayouts(t *testing.T) {
 		{location{}, 8, map[string]uintptr{"id": 4}},
 		{allocation{}, 32, map[string]uintptr{"handles": 4, "at": 8}},
 		{access{}, 12, map[string]uintptr{"flags": 8}},
-		{kernelNode{}, 72, map[string]uintptr{"grid": 8, "block": 20, "sharedBytes": 32, "parameters": 40, "extra": 48, "kernel": 56, "context": 64}},
-		{copySide{}, 88, map[string]uintptr{"y": 8, "z": 16, "kind": 32, "host": 40, "device": 48, "pitch": 72, "height": 80}},
+		{kernelNode{}, 72, map[string]uintptr{"grid": 8, "block": 20, "parameters": 40, "kernel": 56, "context": 64}},
+		{copySide{}, 88, map[string]uintptr{"y": 8, "z": 16, "kind": 32, "host": 40, "device": 48}},
 		{copyNode{}, 200, map[string]uintptr{"destination": 88, "width": 176, "height": 184, "depth": 192}},
-		{setNode{}, 40, map[string]uintptr{"pitch": 8, "value": 16, "elementSize": 20, "width": 24, "height": 32}},
+		{setNode{}, 40, map[string]uintptr{"pitch": 8, "elementSize": 20, "width": 24, "height": 32}},
 		{resource{}, 144, nil},
 	} {
 		kind := reflect.TypeOf(c.value)

@@ -131,11 +131,11 @@ type copyNode struct {
 
 // copySide is one side of a copy. kind is a CUmemorytype, which says whether host or device is its address.
 type copySide struct {
-	x, y, z, _    uint64
-	kind, _       uint32
-	host, device  uint64
-	array, _      uint64
-	pitch, height uint64
+	x, y, z, _   uint64
+	kind, _      uint32
+	host, device uint64
+	_, _         uint64 // an array
+	_, _         uint64 // pitch and height
 }
 
 // The kinds of memory at addresses: CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE.
@@ -165,9 +165,9 @@ func (s *copySide) run(bytes uint64) Range {
 
 // setNode is a CUDA_MEMSET_NODE_PARAMS.
 type setNode struct {
-	address, pitch     uint64
-	value, elementSize uint32
-	width, height      uint64
+	address, pitch uint64
+	_, elementSize uint32 // the value, and its bytes
+	width, height  uint64
 }
 
 // run returns the bytes from the first that the node sets to the last.
