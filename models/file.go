@@ -89,7 +89,7 @@ type tensorFile struct {
 	Type DType `yaml:"type" default:"f32" oneof:"bool|i8|i16|i32|i64|u8|u16|u32|u64|f16|bf16|f32|f64"`
 	// The shape without the batch axis; [] if there is one value per request.
 	Shape []int64 `yaml:"shape" required:"true" maxItems:"8" min:"1" max:"268435456"`
-	// Of an output whose number of rows depends on the image; shape is then that of a row.
+	// For an output whose number of rows depends on the image; shape is then that of a row.
 	Rows *Rows `yaml:"rows" want:"{max: 100}"`
 	// The axis of the model's tensor that has the images of a batch.
 	BatchAxis int `yaml:"batch_axis" default:"0" min:"0" max:"8"`

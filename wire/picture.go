@@ -9,7 +9,7 @@ import "fmt"
 // "packed" means three bytes for two samples: the high bits of one, the low bits of both, the high bits of the other (GigE Vision 2.2).
 type PictureFormat uint8
 
-// Formats of pictures. Of a Bayer format the lowest two bits are the order.
+// Formats of pictures. The lowest two bits of a Bayer format are the order.
 const (
 	FormatRGB8  PictureFormat = 1
 	FormatBGR8  PictureFormat = 2

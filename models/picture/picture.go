@@ -164,7 +164,7 @@ func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 	return sheet, frame
 }
 
-// scaled returns a part of a photo in another size. Of a photo that lies on its side, only these few pixels are turned.
+// scaled returns a part of a photo in another size. It turns only the result if the photo lies on its side.
 func scaled(photo image.Image, part image.Rectangle, size Size, antialias bool) []byte {
 	v, ok := photo.(*viewed)
 	if !ok {

@@ -138,7 +138,7 @@ func TestAddFile(t *testing.T) {
 	}
 }
 
-// A model with a constant and a state serves from its file. Each stream of each client has a state of its own.
+// A model with a constant and a state serves from its file. Streams do not share their state, and neither do clients.
 func TestAddFileWithState(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
