@@ -22,7 +22,7 @@ type wallEvent struct {
 	Wall []struct {
 		Function, Client string
 		Number           int
-		Boxes            []struct {
+		Found            []struct {
 			Label          string
 			X0, Y0, X1, Y1 int
 		}
@@ -82,7 +82,7 @@ func TestPictures(t *testing.T) {
 	var e wallEvent
 	wait.For(t, "a picture of the client", func() bool { e = next(); return len(e.Wall) == 1 && e.Wall[0].Number > 2 })
 	shown := e.Wall[0]
-	if shown.Function != "face" || shown.Client != c.LocalAddr().String() || len(shown.Boxes) != 1 || shown.Boxes[0].Label != "face" {
+	if shown.Function != "face" || shown.Client != c.LocalAddr().String() || len(shown.Found) != 1 || shown.Found[0].Label != "face" {
 		t.Errorf("the wall has %+v, want a face of %v", shown, c.LocalAddr())
 	}
 	file, err := http.Get(url + "/api/wall/face")
