@@ -64,7 +64,7 @@ func input(width, height, channels int) models.Input {
 func TestOpenCV(t *testing.T) {
 	python := os.Getenv("PENSTOCK_REFERENCE_PYTHON")
 	if python == "" {
-		t.Skip("PENSTOCK_REFERENCE_PYTHON is not set: a python3 with the packages of libml/decode/testdata/requirements.txt")
+		t.Skip("not on this machine: PENSTOCK_REFERENCE_PYTHON names no python3 with libml/decode/testdata/requirements.txt (.ci/run installs it)")
 	}
 	type query struct {
 		Picture  string `json:"picture"`
