@@ -49,12 +49,14 @@ export class Camera {
   async send(run, f, source) {
     let socket = null;
     while (run === this.run) {
-      if (!socket || socket.readyState > 1) {
+      const frame = grab(source), began = performance.now();
+      const jpeg = await new Promise((done) => frame.toBlob(done, "image/jpeg", 0.95));
+      // Nothing may wait between this check and the send: a connection can end in any await.
+      if (socket?.readyState !== WebSocket.OPEN) {
         socket = await open(f.name);
         if (!socket) { this.text.textContent = "no connection"; await pause(500); continue; }
       }
-      const frame = grab(source), began = performance.now();
-      socket.send(await new Promise((done) => frame.toBlob(done, "image/jpeg", 0.95)));
+      socket.send(jpeg);
       const answer = await reply(socket);
       if (run !== this.run) break;
       if (!answer) { this.text.textContent = socket.reason || "connection lost"; socket.close(); socket = null; await pause(200); continue; }
