@@ -137,12 +137,7 @@ func TestReadErrors(t *testing.T) {
 		{"no JSON", `"optimal": false`, `"optimal": maybe`, `old.json:3:68: invalid character 'm'`},
 		{"more", "98}\n}", "98}\n} {}", "old.json:8:1: more after the plan: want one plan and nothing else"},
 		{"version", `"version": 1`, `"version": 2`, "old.json: version 2: want 1"},
-		{"GPU", `{"gpu": 0, "gpu_model": "a100-80"`, `{"gpu": 0, "gpu_model": "a1"`, `old.json: segments[0]: gpu_model "a1": no placement table`},
-		{"size", `"size_gpcs": 2`, `"size_gpcs": 5`, "segments[0]: size_gpcs 5: a100-80 can be cut into 1, 2, 3, 4 or 7 GPCs"},
-		{"slot", `"slot": 2`, `"slot": 5`, "segments[0]: slot 5: size 2 on a100-80 starts at one of [0 2 4]"},
-		{"GPU number", `{"gpu": 0`, `{"gpu": 1`, "segments[0]: gpu 1: want 0 to 0, as gpus is 1"},
-		{"service", `"size_gpcs": 2, "service": "x"`, `"size_gpcs": 2, "service": "y"`, `segments[0]: service "y" is not in services`},
-		{"gpcs", `"gpcs": 2`, `"gpcs": 3`, "gpcs 3: segments have 2"},
+		{"objective", `"slo_ms": 10`, `"slo_ms": 0`, "old.json: services[0]: rate_rps 5, slo_ms 0: want numbers above 0"},
 	} {
 		text := strings.Replace(small, c.old, c.new, 1)
 		if text == small {
