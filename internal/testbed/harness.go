@@ -63,43 +63,9 @@ func (o *Setup) Card(name string) (*models.Card, error) {
 // Variant writes a copy of a card with another ladder of batch sizes into dir. It writes
 // JSON, which is valid YAML too.
 func Variant(dir string, card *models.Card, batches []int) (file string, err error) {
-	type object = map[string]any
-	decoder := object{"name": card.Decoder.Name}
-	for key, value := range card.Decoder.Params {
-		decoder[key] = value
-	}
-	in := &card.Input
-	input := object{
-		"size":   []int{in.Height, in.Width, in.Channels},
-		"wire":   object{"type": in.WireType, "layout": in.WireLayout},
-		"tensor": object{"type": in.TensorType, "layout": in.TensorLayout},
-	}
-	if in.Name != "" {
-		input["name"] = in.Name
-	}
-	if in.ReverseChannels {
-		input["reverse_channels"] = true
-	}
-	if len(in.Mean) > 0 {
-		input["mean"], input["std"] = in.Mean, in.Std
-	}
-	var outputs []object
-	for _, o := range card.Outputs {
-		outputs = append(outputs, object{"name": o.Name, "shape": o.Shape})
-	}
-	whole := object{
-		"name": card.Name, "version": card.Version, "input": input, "outputs": outputs,
-		"batches": batches, "slo": "10s", "threads": card.Threads, "decoder": decoder,
-	}
-	if card.Framework != "" {
-		whole["framework"] = card.Framework
-	} else {
-		whole["command"] = card.Command
-	}
-	if card.Model != "" {
-		whole["model"] = card.Model
-	}
-	text, err := json.MarshalIndent(whole, "", "  ")
+	keys := card.Keys()
+	keys["batches"], keys["slo"] = batches, "10s"
+	text, err := json.MarshalIndent(keys, "", "  ")
 	if err != nil {
 		return "", fmt.Errorf("write card of %s: %w", card.Name, err)
 	}

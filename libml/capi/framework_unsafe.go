@@ -10,6 +10,7 @@ package capi
 import "C"
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -127,9 +128,11 @@ func (f *Framework) Init(env framework.Environment) error {
 // describe fills in penstock_environment.
 func (f *Framework) describe(env *framework.Environment) error {
 	e, card := &f.handle.environment, env.Card
-	text, err := cardJSON(card)
+	keys := card.Keys()
+	keys["slo"], keys["file"], keys["dir"] = card.SLO.Seconds(), card.File, card.Dir
+	text, err := json.Marshal(keys)
 	if err != nil {
-		return err
+		return fmt.Errorf("write card %s as JSON: %w", card.Name, err)
 	}
 	e.size, e.abi = C.sizeof_penstock_environment, C.PENSTOCK_ABI
 	e.name, e.version, e.card = f.text(card.Name), C.uint32_t(card.Version), f.text(string(text))

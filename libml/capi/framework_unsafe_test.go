@@ -65,7 +65,7 @@ func TestSeveralInputs(t *testing.T) {
 	env.Card.Inputs = []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{3}}, {Name: "b", Type: models.I64, Shape: []int64{}}}
 	env.Card.Input = models.Input{Height: 1, Width: 20, Channels: 1, WireType: models.U8, TensorType: models.U8, Parts: []models.Part{{At: 0, Bytes: 12}, {At: 128, Bytes: 8}}}
 	must.OK(t, f.Init(env))
-	if text := c.Environment().Card; !strings.Contains(text, `"inputs":[{"name":"a","type":"f32","shape":[3]},{"name":"b","type":"i64","shape":[]}]`) || strings.Contains(text, `"input":`) {
+	if text := c.Environment().Card; !strings.Contains(text, `"inputs":[{"name":"a","shape":[3],"type":"f32"},{"name":"b","shape":[],"type":"i64"}]`) || strings.Contains(text, `"input":`) {
 		t.Errorf("the card is %s", text)
 	}
 	memory, outputs := device.HostBuffer(make([]byte, 256)), device.HostBuffers(make([]byte, 80), make([]byte, 224))
@@ -124,12 +124,11 @@ func TestEnvironment(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("init was given\n%+v, want\n%+v", got, want)
 	}
-	const asJSON = `{"name":"clothes","version":3,"command":["/opt/model","--fast"],"model":"/opt/model.weights",` +
-		`"input":{"name":"image","size":[4,6,3],"wire":{"type":"u8","layout":"hwc"},"tensor":{"type":"f16","layout":"chw"},` +
-		`"reverse_channels":true,"mean":[1,2,3],"std":[4,5,6]},` +
-		`"outputs":[{"name":"prob","type":"f32","shape":[10]},{"name":"box","type":"f32","shape":[7,4]}],"batches":[1,2,8],"slo":0.025,` +
-		`"knee_percent":30,"knees":[{"batch":1,"percent":20}],"threads":2,"decoder":{"k":5,"name":"topk"},` +
-		`"labels":["shirt","bag"],"file":"/opt/card.yaml","dir":"/opt"}`
+	const asJSON = `{"batches":[1,2,8],"command":["/opt/model","--fast"],"decoder":{"k":5,"name":"topk"},"dir":"/opt","file":"/opt/card.yaml",` +
+		`"input":{"antialias":false,"mean":[1,2,3],"name":"image","reverse_channels":true,"size":[4,6,3],"std":[4,5,6],` +
+		`"tensor":{"layout":"chw","type":"f16"},"wire":{"layout":"hwc","type":"u8"}},"knee_percent":30,"knees":[{"batch":1,"percent":20}],` +
+		`"labels":["shirt","bag"],"model":"/opt/model.weights","name":"clothes",` +
+		`"outputs":[{"name":"prob","shape":[10],"type":"f32"},{"name":"box","shape":[7,4],"type":"f32"}],"slo":0.025,"threads":2,"version":3}`
 	if text != asJSON || !json.Valid([]byte(text)) {
 		t.Errorf("the card is\n%s, want\n%s", text, asJSON)
 	}

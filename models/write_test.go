@@ -1,0 +1,40 @@
+package models
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
+)
+
+// TestKeys reads cards again from their keys.
+func TestKeys(t *testing.T) {
+	const rowsCard = `name: rows
+version: 1
+framework: onnx
+model: model.onnx
+input: {name: x, size: [32, 32, 3], fit: left, pad: [1, 2, 3], antialias: true, wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: chw}}
+state: {h: hn}
+outputs:
+  - {name: y, shape: [6], rows: {max: 100, batch_column: true}}
+  - {name: z, shape: [2, 3], batch_axis: 1}
+  - {name: hn, shape: [2, 1]}
+batches: [1, 2]
+slo: 1500ms
+`
+	for name, text := range map[string]string{"card": card, "boxCard": boxCard, "ownCard": ownCard, "speechCard": speechCard, "rowsCard": rowsCard} {
+		t.Run(name, func(t *testing.T) {
+			dir := folder(t)
+			want, err := read(t, dir, text)
+			must.OK(t, err)
+			want.AutoBatches = false // keys have the sizes
+			again, err := json.Marshal(want.Keys())
+			must.OK(t, err)
+			got, err := read(t, dir, string(again))
+			must.OK(t, err)
+			if !got.Equal(want) {
+				t.Errorf("read again from\n%s\n%+v, want\n%+v", again, got, want)
+			}
+		})
+	}
+}
