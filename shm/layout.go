@@ -8,7 +8,7 @@ import (
 )
 
 // layoutVersion is the version of the layout. Both sides refuse any other.
-const layoutVersion = 4
+const layoutVersion = 5
 
 // The manager alone writes two of the files. The first word of each says which
 // of the two it is.
@@ -156,7 +156,8 @@ type Request struct {
 	Bytes uint32
 	// Priority is what the client asked for: higher goes first.
 	Priority uint8
-	_        uint8
+	// Format, Width, Height and Stride are those of Picture.
+	Format wire.PictureFormat
 	// LowestScore is the score, in 1/65535, below which the client wants nothing; 0 means the card's.
 	LowestScore uint16
 	// FirstFragment and Complete are when the first and the last fragment arrived. After
@@ -167,8 +168,19 @@ type Request struct {
 	// have not proved theirs.
 	Address, Client uint32
 	// Stream stands for one stream of the client. It is a hash with a secret key.
-	Stream uint64
-	_      [8]uint8
+	Stream        uint64
+	Width, Height uint16
+	Stride        uint32
+}
+
+// Picture is the format and shape of the request's picture, which has exactly Bytes. The zero value is the card's.
+func (r *Request) Picture() wire.Picture {
+	return wire.Picture{Format: r.Format, Width: int(r.Width), Height: int(r.Height), Stride: int(r.Stride)}
+}
+
+// SetPicture sets the fields of Picture.
+func (r *Request) SetPicture(p wire.Picture) {
+	r.Format, r.Width, r.Height, r.Stride = p.Format, uint16(p.Width), uint16(p.Height), uint32(p.Stride)
 }
 
 // Result is what an IF reports about a request, next to the payload.

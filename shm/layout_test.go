@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/wire"
 )
 
 // dump prints the lines of a mapping that are not all zero, with their
@@ -25,7 +27,13 @@ func dump(mem []byte) string {
 func TestGoldenBytes(t *testing.T) {
 	g := Geometry{Slots: 2, MaxFragments: 2, ResultBytes: 5, PoolBytes: 128}
 	p := newPair(t, g)
-	p.table.SetRequest(1, Request{ID: 0x11223344, Fragments: 2, Bytes: 0x600, Priority: 9, FirstFragment: 1, Complete: 2, Deadline: 3, Address: 4, Client: 5})
+	r := Request{ID: 0x11223344, Fragments: 2, Bytes: 0x600, Priority: 9, FirstFragment: 1, Complete: 2, Deadline: 3, Address: 4, Client: 5}
+	picture := wire.Picture{Format: wire.FormatNV12, Width: 32, Height: 16, Stride: 64}
+	r.SetPicture(picture)
+	if got := r.Picture(); got != picture {
+		t.Errorf("picture is %+v, want %+v", got, picture)
+	}
+	p.table.SetRequest(1, r)
 	copy(p.table.Fragments(1), []Fragment{{Offset: 0x1000, Place: 0x20, Length: 0x400, Slab: 7}, {Offset: 0x2000, Place: 0x420, Length: 0x200}})
 	c := p.owner(t, 5)
 	c.Watch(true)
@@ -45,16 +53,17 @@ func TestGoldenBytes(t *testing.T) {
 		want string
 	}{
 		{"table", p.table.region.Bytes(), `
-0000 504e4b54040000000200000002000000
+0000 504e4b54050000000200000002000000
 0010 05000000800000000000000000000000
-0080 44332211020000000006000009000000
+0080 44332211020000000006000009040000
 0090 01000000000000000200000000000000
 00a0 03000000000000000400000005000000
+00b0 00000000000000002000100040000000
 00e0 00100000000000002000000000040700
 00f0 00200000000000002004000000020000
 `},
 		{"ring", p.channel.ringMem.Bytes(), `
-0000 504e4b52040000000200000002000000
+0000 504e4b52050000000200000002000000
 0010 05000000800000000000000000000000
 0040 05000000000000000000000000000000
 0080 02000000000000000000000000000000

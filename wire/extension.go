@@ -25,8 +25,8 @@ import (
 //
 //	use 2: what the client wants of the request
 //
-//	24  2 × zero · u16 lowest score, in 1/65535, 0 for the card's
-//	28  8 × zero
+//	24  u8 picture format, 0 for the card's picture · zero · u16 lowest score, in 1/65535, 0 for the card's
+//	28  u16 width · u16 height · u32 stride, ignored without a format
 //	36  u32 stream id
 type Extension struct {
 	// Deadline is how long after the client's send an answer is still useful; 0
@@ -45,6 +45,8 @@ type Extension struct {
 	// Missing names the fragments of the answer that a question asks for. The zero
 	// value asks for the whole answer. If it names any, the fields below are not sent.
 	Missing Missing
+	// Picture is the format and shape of the request's picture. The zero value is the card's.
+	Picture Picture
 	// LowestScore is the score, in 1/65535, below which the client wants nothing; 0
 	// means the card's.
 	LowestScore uint16
@@ -131,9 +133,13 @@ func (e *Extension) Put(b []byte) {
 		binary.LittleEndian.PutUint16(b[24:], e.Missing.base)
 		binary.LittleEndian.PutUint16(b[26:], e.Missing.span)
 		copy(b[28:], e.Missing.bitmap[:])
-	} else if e.LowestScore != 0 || e.Stream != 0 {
+	} else if e.LowestScore != 0 || e.Stream != 0 || e.Picture.Format != 0 {
 		b[5] = useRequest
+		b[24] = byte(e.Picture.Format)
 		binary.LittleEndian.PutUint16(b[26:], e.LowestScore)
+		binary.LittleEndian.PutUint16(b[28:], uint16(e.Picture.Width))
+		binary.LittleEndian.PutUint16(b[30:], uint16(e.Picture.Height))
+		binary.LittleEndian.PutUint32(b[32:], uint32(e.Picture.Stride))
 		binary.LittleEndian.PutUint32(b[36:], e.Stream)
 	}
 }
@@ -157,6 +163,12 @@ func DecodeExtension(b []byte) (Extension, error) {
 		}
 	case useRequest:
 		e.LowestScore, e.Stream = binary.LittleEndian.Uint16(b[26:]), binary.LittleEndian.Uint32(b[36:])
+		if f := PictureFormat(b[24]); f != 0 {
+			e.Picture = Picture{
+				Format: f, Width: int(binary.LittleEndian.Uint16(b[28:])), Height: int(binary.LittleEndian.Uint16(b[30:])),
+				Stride: int(binary.LittleEndian.Uint32(b[32:])),
+			}
+		}
 	}
 	return e, nil
 }

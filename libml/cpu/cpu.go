@@ -135,8 +135,8 @@ func (d *Device) blank(tensor []byte, from, to int) {
 }
 
 func (d *Device) gather(w *workspace, tensor []byte, i int, req device.Request) (bad int, err error) {
-	if uint64(req.Bytes) != uint64(d.wireBytes) {
-		return -1, device.ErrSize
+	if err := req.Fits(d.wireBytes); err != nil {
+		return -1, err
 	}
 	if w.ordered, bad, err = device.Order(w.ordered, req, d.slabBytes); err != nil {
 		return bad, err

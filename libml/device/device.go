@@ -28,6 +28,7 @@ import (
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // Slots is the number of a device's places for batches. Slots 0 and 1 may be in flight
@@ -46,6 +47,19 @@ type Request struct {
 	Fragments []shm.Fragment
 	// Bytes is the size of the request's payload, which the fragments cover.
 	Bytes uint32
+	// Picture is the format and shape of the request's picture; the zero value is the card's. Another process wrote it.
+	Picture wire.Picture
+}
+
+// Fits returns an error unless the request is a picture of the card, which has this many bytes.
+func (r *Request) Fits(bytes int) error {
+	switch {
+	case r.Picture.Format != 0:
+		return ErrPicture
+	case uint64(r.Bytes) != uint64(bytes):
+		return ErrSize
+	}
+	return nil
 }
 
 // Sizes are the sizes of the largest batch's tensors, in bytes. Input is that of all inputs
@@ -268,6 +282,8 @@ var (
 	ErrGap = errors.New("fragments leave a gap")
 	// ErrSize is returned for a request whose size is not the model's.
 	ErrSize = errors.New("request is not of the model's size")
+	// ErrPicture is returned for a request with a picture of its own format and shape, which the device cannot sample.
+	ErrPicture = errors.New("unsupported picture: its format and size must be those of the card")
 )
 
 // Order copies a request's fragments to scratch[:0], sorts the copy by

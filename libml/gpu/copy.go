@@ -108,8 +108,8 @@ func (s *slot) gatherByCopy(d *Device, dst device.Buffer, reqs []device.Request,
 // stage checks a request's fragments and then puts them together.
 func (s *slot) stage(d *Device, req device.Request, picture int) (bad int, err error) {
 	size := d.kernel.plan.wireBytes
-	if uint64(req.Bytes) != uint64(size) {
-		return -1, device.ErrSize
+	if err := req.Fits(size); err != nil {
+		return -1, err
 	}
 	if s.ordered, bad, err = device.Order(s.ordered, req, d.slabBytes); err != nil {
 		return bad, err

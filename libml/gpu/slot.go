@@ -139,8 +139,8 @@ var errMemory = errors.New("no memory for descriptors")
 
 // describe writes the descriptors of one request, from index n on.
 func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, bad int, err error) {
-	if uint64(req.Bytes) != uint64(d.kernel.plan.wireBytes) {
-		return n, -1, device.ErrSize
+	if err := req.Fits(d.kernel.plan.wireBytes); err != nil {
+		return n, -1, err
 	}
 	if next, ok := straight(s.descriptors, n, req, image, d.slabBytes); ok {
 		return next, -1, nil

@@ -34,7 +34,7 @@ _USE_MISSING, _USE_REQUEST = 1, 2  # of an extension: it names fragments of an a
 MAX_MISSING = 256  # fragments of an answer that a question spans
 _EXTENSION = struct.Struct("<IBB2xQQ40s")
 _MISSING = struct.Struct("<HH32s4x")
-_REQUEST = struct.Struct("<2xH8xI24x")
+_REQUEST = struct.Struct("<BxHHHII24x")
 _BLOCK = struct.Struct("<BBHHHIIIIIIQQII8x")
 _NACK = struct.Struct("<HH")
 
@@ -73,6 +73,7 @@ class Wanted(NamedTuple):
     priority: int = 0
     stream: int = 0
     lowest_score: int = 0  # in 1/65535; 0: the card's
+    picture: tuple[int, int, int, int] = (0, 0, 0, 0)  # format, width, height, stride; zeros: the card's
 
 
 class Malformed(Exception):
@@ -153,16 +154,18 @@ def encode_first(request: int, picture: Bytes, size: int, again: bool, extension
 
 
 def encode_extension(wanted: Wanted, sent_at: int, cookie: int, missing: Sequence[int] = ()) -> bytes:
-    """missing are rising fragments of the answer, which span at most MAX_MISSING. If there are any, stream and score
-    are not sent."""
+    """missing are rising fragments of the answer, which span at most MAX_MISSING. If there are any, stream, score
+    and picture are not sent."""
     microseconds = min(-(-wanted.deadline // 1000), _MAX_MICROSECONDS)
     use, rest = 0, b""
     if missing:
         base = missing[0]
         bits = sum(1 << (index - base) for index in missing)
         use, rest = _USE_MISSING, _MISSING.pack(base, missing[-1] - base + 1, bits.to_bytes(32, "little"))
-    elif wanted.stream or wanted.lowest_score:
-        use, rest = _USE_REQUEST, _REQUEST.pack(wanted.lowest_score, wanted.stream)
+    elif wanted.stream or wanted.lowest_score or wanted.picture[0]:
+        picture_format, width, height, stride = wanted.picture
+        use = _USE_REQUEST
+        rest = _REQUEST.pack(picture_format, wanted.lowest_score, width, height, stride, wanted.stream)
     return _EXTENSION.pack(microseconds, wanted.priority, use, sent_at, cookie, rest)
 
 

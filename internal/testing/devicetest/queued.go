@@ -385,11 +385,9 @@ func (q *Queued) Gather(slot int, dst device.Buffer, reqs []device.Request, refu
 	for i, r := range reqs {
 		own := s.fragments[at : at+len(r.Fragments)]
 		at += len(own)
-		s.requests = append(s.requests, device.Request{Fragments: own, Bytes: r.Bytes})
-		bad, err := -1, error(nil)
-		if r.Bytes != uint32(q.in.WireBytes()) {
-			err = device.ErrSize
-		} else {
+		s.requests = append(s.requests, device.Request{Fragments: own, Bytes: r.Bytes, Picture: r.Picture})
+		bad, err := -1, r.Fits(q.in.WireBytes())
+		if err == nil {
 			s.ordered, bad, err = device.Order(s.ordered, r, q.slabs)
 		}
 		if refused[i] = err != nil; refused[i] && first == nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // Target is a device under test, with access to its memory.
@@ -331,6 +332,7 @@ func refuses(t *testing.T, open Open) {
 		want     error
 	}{
 		{"of another size", func(r *device.Request) { r.Bytes = 5 }, -1, device.ErrSize},
+		{"with its own format", func(r *device.Request) { r.Picture = wire.Picture{Format: wire.FormatRGB8, Width: 1, Height: 1} }, -1, device.ErrPicture},
 		{"with a fragment outside the slab", func(r *device.Request) { r.Fragments[0].Offset = 12 }, 0, device.ErrOutsideSlab},
 		{"with a fragment in no slab", func(r *device.Request) { r.Fragments[1].Slab = 1 }, 1, device.ErrSlab},
 		{"with a gap", func(r *device.Request) { r.Fragments = r.Fragments[:1] }, -1, device.ErrGap},

@@ -78,7 +78,8 @@ func (l *Loop) begin() error {
 	f.slots, f.requests = f.slots[:0], f.requests[:0]
 	for _, r := range f.batch {
 		f.slots = append(f.slots, r.Slot)
-		f.requests = append(f.requests, device.Request{Fragments: l.Ring.Fragments(r.Slot), Bytes: l.Ring.Request(r.Slot).Bytes})
+		entry := l.Ring.Request(r.Slot)
+		f.requests = append(f.requests, device.Request{Fragments: l.Ring.Fragments(r.Slot), Bytes: entry.Bytes, Picture: entry.Picture()})
 	}
 	idle := int64(-1)
 	switch {
