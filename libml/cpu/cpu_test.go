@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -339,84 +338,16 @@ func TestUYVY(t *testing.T) {
 	}
 }
 
-// A request of tensors is divided among the inputs, however it is cut into fragments.
-func TestGatherTensors(t *testing.T) {
+// Direct divides a request among the inputs.
+func TestDirectTensors(t *testing.T) {
 	in := models.Input{
 		Height: 1, Width: 13, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
 		Parts: []models.Part{{At: 0, Bytes: 4}, {At: 64, Bytes: 1}, {At: 128, Bytes: 8}},
 	}
-	rapid.Check(t, func(t *rapid.T) {
-		const images = 3
-		slab := make([]byte, images*13)
-		for i := range slab {
-			slab[i] = byte(i + 1)
-		}
-		d, err := New(in, [][]byte{slab})
-		must.OK(t, err)
-		shared := make([]byte, 256)
-		slots, err := d.Tensors(shared, device.Sizes{Input: in.BatchBytes(images)})
-		must.OK(t, err)
-		for i := range shared {
-			shared[i] = 0xee
-		}
-		var reqs []device.Request
-		for i := range images {
-			req := device.Request{Bytes: 13}
-			for at := 0; at < 13; {
-				n := rapid.IntRange(1, 13-at).Draw(t, "bytes")
-				req.Fragments = append(req.Fragments, shm.Fragment{Offset: uint64(13*i + at), Place: uint32(at), Length: uint16(n)})
-				at += n
-			}
-			slices.Reverse(req.Fragments)
-			reqs = append(reqs, req)
-		}
-		spoilt := rapid.IntRange(0, images).Draw(t, "spoilt")
-		if spoilt < images {
-			reqs[spoilt].Fragments = reqs[spoilt].Fragments[1:]
-		}
-		refused := make([]bool, images)
-		if err := d.Gather(0, slots[0].Input, reqs, refused); (err != nil) != (spoilt < images) {
-			t.Fatal(err)
-		}
-		var split [3][]byte
-		for i := range images {
-			request := slab[13*i : 13*i+13]
-			if refused[i] != (i == spoilt) {
-				t.Fatalf("refused: %v, want request %d", refused, spoilt)
-			}
-			if i == spoilt {
-				request = make([]byte, 13)
-			} else {
-				var direct [3][]byte
-				for k, p := range in.Parts {
-					direct[k] = make([]byte, p.Bytes)
-				}
-				must.OK(t, Direct(in, request, direct[:]...))
-				if got := slices.Concat(direct[:]...); !bytes.Equal(got, request) {
-					t.Errorf("Direct makes % x of % x", got, request)
-				}
-			}
-			split[0], split[1], split[2] = append(split[0], request[:4]...), append(split[1], request[4]), append(split[2], request[5:]...)
-		}
-		for k, p := range in.Parts {
-			if got := shared[p.At : p.At+images*p.Bytes]; !bytes.Equal(got, split[k]) {
-				t.Errorf("input %d is % x, want % x", k, got, split[k])
-			}
-			if after := shared[p.At+images*p.Bytes]; after != 0xee {
-				t.Errorf("the byte behind input %d was written", k)
-			}
-		}
-		must.OK(t, d.Pad(0, slots[0].Input, 1, images))
-		for k, p := range in.Parts {
-			if got := shared[p.At : p.At+images*p.Bytes]; !bytes.Equal(got[:p.Bytes], split[k][:p.Bytes]) || slices.Max(got[p.Bytes:]) != 0 {
-				t.Errorf("input %d is % x after the padding", k, got)
-			}
-		}
-		if err := d.Gather(0, slots[0].Input.Slice(0, in.BatchBytes(images)-1), reqs, refused); err == nil {
-			t.Error("gathers beyond the memory")
-		}
-	})
-	if _, err := New(in, nil); err != nil {
-		t.Error(err)
+	request := []byte("abcdefghijklm")
+	inputs := [][]byte{make([]byte, 4), make([]byte, 1), make([]byte, 8)}
+	must.OK(t, Direct(in, request, inputs...))
+	if got := bytes.Join(inputs, []byte(" ")); string(got) != "abcd e fghijklm" {
+		t.Errorf("got %q", got)
 	}
 }

@@ -33,7 +33,7 @@ func newCopier(d *Device, pictures int) (_ *copier, err error) {
 			c.close(d, &errs)
 		}
 	}()
-	bytes := max(1, pictures*p.wireBytes)
+	bytes := max(1, d.stagedBytes(pictures))
 	if c.staged, err = d.context.AllocateHost(bytes); err != nil {
 		return nil, err
 	}
@@ -114,9 +114,13 @@ func (s *slot) stage(d *Device, req device.Request, picture int) (bad int, err e
 	if s.ordered, bad, err = device.Order(s.ordered, req, d.slabBytes); err != nil {
 		return bad, err
 	}
-	to := s.copies.staged[picture*size : (picture+1)*size]
-	for i := range s.ordered {
-		p := &s.ordered[i]
+	to, fragments := s.copies.staged[picture*size:], s.ordered
+	if len(d.places) > 1 {
+		s.parts = split(s.parts, s.ordered, d.places, picture)
+		to, fragments = s.copies.staged, s.parts
+	}
+	for i := range fragments {
+		p := &fragments[i]
 		copy(to[p.Place:], bytesOf(d.slabs, p))
 	}
 	return -1, nil
@@ -127,9 +131,17 @@ func bytesOf(slabs [][]byte, p *shm.Fragment) []byte {
 	return slabs[p.Slab][p.Offset : p.Offset+uint64(p.Length)]
 }
 
+// stagedBytes is the size of pictures that are put together: that of their inputs if there are several.
+func (d *Device) stagedBytes(pictures int) int {
+	if len(d.places) > 1 {
+		return d.in.BatchBytes(pictures)
+	}
+	return pictures * d.kernel.plan.wireBytes
+}
+
 // copyAndConvert queues the copy and the conversion.
 func (s *slot) copyAndConvert(d *Device, dst cuda.Pointer, pictures int) error {
-	c, bytes := s.copies, pictures*d.kernel.plan.wireBytes
+	c, bytes := s.copies, d.stagedBytes(pictures)
 	if c.target == 0 {
 		return s.stream.Copy(dst, cuda.At(c.staged), bytes)
 	}

@@ -19,6 +19,9 @@
 //	Wait     9. sleep for most of the time that recent batches of this size took,
 //	            then poll the word
 //
+// If a request has several tensors, the kernel sees the memory of all inputs as one image. Fragments are cut at
+// the ends of tensors, and each part has its place in that memory (split).
+//
 // Slots 0 and 2 have the same tensors, and so have 1 and 3. If only one batch may be in flight, all have
 // the same.
 //
@@ -37,7 +40,6 @@ import (
 
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -74,6 +76,8 @@ type Options struct {
 type Device struct {
 	device  cuda.Device
 	context *cuda.Context
+	in      models.Input
+	places  []models.Part // of in
 	kernel  *Kernel
 	control []byte // pinned; one line per slot, see slot.go
 	slots   [device.Slots]slot
@@ -116,14 +120,11 @@ func SharedBytes(sizes device.Sizes) int {
 // locked to its thread, which New binds to the context. The error is cpu.ErrInput for
 // an invalid input, and one of package cuda's if there is no driver or no such device.
 func New(in models.Input, o Options) (_ *Device, err error) {
-	if len(in.Parts) > 1 {
-		return nil, fmt.Errorf("open GPU: %w: a request has %d tensors, and a GPU gathers one; run the function on a CPU", cpu.ErrInput, len(in.Parts))
-	}
 	found, err := cuda.Find(o.Device)
 	if err != nil {
 		return nil, fmt.Errorf("open GPU: %w", err)
 	}
-	d := &Device{device: found, copy: o.Copy, inFlight: min(cmp.Or(o.InFlight, maxInFlight), maxInFlight)}
+	d := &Device{device: found, in: in, places: in.Places(), copy: o.Copy, inFlight: min(cmp.Or(o.InFlight, maxInFlight), maxInFlight)}
 	defer func() {
 		if err != nil {
 			err = d.fail("open GPU", err)
@@ -237,7 +238,7 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 		}
 		d.shared = shared[:need]
 	}
-	d.images = sizes.Input / d.kernel.plan.imageBytes
+	d.images = d.in.Images(sizes.Input)
 	if d.copy {
 		if err := d.makeCopiers(); err != nil {
 			return nil, err

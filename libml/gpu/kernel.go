@@ -130,6 +130,11 @@ func (k *Kernel) NewLaunch(fault cuda.Pointer) *Launch {
 	return l
 }
 
+// setImage makes the copy kernel's image another one of this many bytes.
+func (l *Launch) setImage(bytes int) {
+	binary.LittleEndian.PutUint32(l.batch[atWireBytes:], uint32(bytes))
+}
+
 // Gather queues the gather of count descriptors, which must lie in memory that the
 // device can read. The tensor must have room for images and be aligned to 16 bytes.
 // Descriptors and tensor are in use until the gather is done. Gather allocates nothing.

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -31,9 +32,10 @@ type slot struct {
 	launch      *Launch
 	descriptors []byte // pinned
 	ordered     []shm.Fragment
-	copies      *copier    // nil if the kernel gathers
-	gathered    cuda.Event // after gather and padding
-	ended       cuda.Event // after the outputs' copy
+	parts       []shm.Fragment // of split
+	copies      *copier        // nil if the kernel gathers
+	gathered    cuda.Event     // after gather and padding
+	ended       cuda.Event     // after the outputs' copy
 
 	work work // in flight
 
@@ -107,10 +109,9 @@ func (s *slot) grow(d *Device, descriptors int) error {
 // checkTensor checks that dst, with room for images, lies in the slot's input.
 func (s *slot) checkTensor(d *Device, dst device.Buffer, images int) error {
 	begin, input := at(dst), at(s.tensors.Input)
-	size := d.kernel.plan.imageBytes
 	switch {
-	case images > dst.Len()/size:
-		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", errTensor, images, size, dst.Len())
+	case images > d.in.Images(dst.Len()):
+		return fmt.Errorf("%w: %d images take %d bytes, and there are %d", errTensor, images, d.in.BatchBytes(images), dst.Len())
 	case begin < input || begin+cuda.Pointer(dst.Len()) > input+cuda.Pointer(s.tensors.Input.Len()):
 		return fmt.Errorf("%w: not in the slot's input", errTensor)
 	case begin%device.TensorAlign != 0:
@@ -142,14 +143,21 @@ func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, 
 	if err := req.Fits(d.kernel.plan.wireBytes); err != nil {
 		return n, -1, err
 	}
-	if next, ok := straight(s.descriptors, n, req, image, d.slabBytes); ok {
-		return next, -1, nil
+	if len(d.places) == 1 {
+		if next, ok := straight(s.descriptors, n, req, image, d.slabBytes); ok {
+			return next, -1, nil
+		}
 	}
 	if s.ordered, bad, err = device.Order(s.ordered, req, d.slabBytes); err != nil {
 		return n, bad, err
 	}
+	fragments := s.ordered
+	if len(d.places) > 1 {
+		s.parts = split(s.parts, s.ordered, d.places, image)
+		fragments, image = s.parts, 0
+	}
 	for {
-		next, ok := cut(s.descriptors, n, s.ordered, image)
+		next, ok := cut(s.descriptors, n, fragments, image)
 		if ok {
 			return next, -1, nil
 		}
@@ -159,10 +167,35 @@ func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, 
 	}
 }
 
+// split cuts the fragments of request i at the ends of its tensors, and moves them to their places in the memory of
+// all inputs. It returns them in scratch, grown if that was too small.
+func split(scratch, ordered []shm.Fragment, places []models.Part, i int) []shm.Fragment {
+	scratch = scratch[:0]
+	k, begin := 0, 0 // the tensor, and its place in the request
+	for _, f := range ordered {
+		for f.Length > 0 {
+			for int(f.Place) >= begin+places[k].Bytes {
+				begin += places[k].Bytes
+				k++
+			}
+			part, skip := f, int(f.Place)-begin
+			part.Place = uint32(places[k].At + i*places[k].Bytes + skip)
+			part.Length = uint16(min(int(f.Length), places[k].Bytes-skip))
+			scratch = append(scratch, part)
+			f.Offset, f.Place, f.Length = f.Offset+uint64(part.Length), f.Place+uint32(part.Length), f.Length-part.Length
+		}
+	}
+	return scratch
+}
+
 // gather queues the kernel.
 func (s *slot) gather(d *Device, dst device.Buffer, count, images int) error {
 	s.work.queued, s.work.fenced = true, false
 	if count > 0 {
+		if len(d.places) > 1 {
+			s.launch.setImage(dst.Len())
+			images = 1
+		}
 		if err := s.launch.Gather(s.stream, cuda.At(s.descriptors), count, at(dst), images); err != nil {
 			return err
 		}
@@ -177,8 +210,12 @@ func (s *slot) gather(d *Device, dst device.Buffer, count, images int) error {
 // blank queues zeros for the images from, from+1, ... to-1.
 func (s *slot) blank(d *Device, dst device.Buffer, from, to int) error {
 	s.work.queued, s.work.fenced = true, false
-	size := d.kernel.plan.imageBytes
-	return s.stream.Set(at(dst)+cuda.Pointer(from*size), 0, (to-from)*size)
+	for _, p := range d.places {
+		if err := s.stream.Set(at(dst)+cuda.Pointer(p.At+from*p.Bytes), 0, (to-from)*p.Bytes); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // follow queues a wait for the last Fetch of another slot.

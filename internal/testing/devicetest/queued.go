@@ -236,7 +236,7 @@ func isRefusal(err error) bool {
 	return errors.As(err, &refused)
 }
 
-func (q *Queued) images() int { return q.sizes.Input / q.in.TensorBytes() }
+func (q *Queued) images() int { return q.in.Images(q.sizes.Input) }
 
 // devices counts the devices. Each has its own range of addresses, which the processor refuses.
 var devices atomic.Uint32
@@ -372,7 +372,7 @@ func (q *Queued) Gather(slot int, dst device.Buffer, reqs []device.Request, refu
 	if err := q.check("gather", slot); err != nil {
 		return err
 	}
-	if len(reqs)*q.in.TensorBytes() > dst.Len() {
+	if len(reqs) > q.in.Images(dst.Len()) {
 		return fmt.Errorf("gather %d requests: the tensor has %d bytes", len(reqs), dst.Len())
 	}
 	s := &q.slots[slot]
@@ -406,7 +406,7 @@ func (q *Queued) Pad(slot int, dst device.Buffer, from, to int) error {
 	if err := q.check("pad", slot); err != nil {
 		return err
 	}
-	if from < 0 || to < from || to*q.in.TensorBytes() > dst.Len() {
+	if from < 0 || to < from || to > q.in.Images(dst.Len()) {
 		return fmt.Errorf("pad images %d to %d: the tensor has %d bytes", from, to, dst.Len())
 	}
 	q.ask(slot, step{kind: padStep, dst: dst, from: from, to: to})

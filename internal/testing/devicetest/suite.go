@@ -57,6 +57,7 @@ func Run(t *testing.T, open Open) {
 		{"FetchesTheOutputsOfTheFirstImages", fetches},
 		{"CopiesTensors", copies},
 		{"HasBatchesInFlightTogether", together},
+		{"GathersTensors", func(t *testing.T, open Open) { rapid.Check(t, func(t *rapid.T) { tensors(t, open) }) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runtime.LockOSThread()            // devices are bound to threads
@@ -240,7 +241,7 @@ func (b *bench) wait(t fataler, slot int) {
 }
 
 func sizesOf(in models.Input, images int) device.Sizes {
-	return device.Sizes{Input: images * in.TensorBytes(), Outputs: []int{4 * images, 12 * images}}
+	return device.Sizes{Input: in.BatchBytes(images), Outputs: []int{4 * images, 12 * images}}
 }
 
 func sharedBytes(sizes device.Sizes) int {
@@ -293,6 +294,68 @@ func agrees(t *rapid.T, open Open) {
 	}
 	if slices.ContainsFunc(got[len(want):], func(b byte) bool { return b != 0 }) {
 		t.Fatal("gather wrote past the last image")
+	}
+}
+
+// tensors gathers requests of several tensors, which are divided among the inputs however they are cut into
+// fragments.
+func tensors(t *rapid.T, open Open) {
+	const images, room = 3, 4
+	var in models.Input
+	for range rapid.IntRange(2, 4).Draw(t, "inputs") {
+		part := models.Part{At: models.Aligned(in.BatchBytes(room)), Bytes: rapid.SampledFrom([]int{1, 4, 8, 3000}).Draw(t, "bytes")}
+		if len(in.Parts) == 0 {
+			part.At = 0
+		}
+		in.Parts, in.Width = append(in.Parts, part), in.Width+part.Bytes
+	}
+	in.Height, in.Channels, in.WireType, in.WireLayout, in.TensorType, in.TensorLayout = 1, 1, models.U8, models.HWC, models.U8, models.HWC
+	target := newBench(t, open, in, room, images*in.Width*32)
+	defer target.close(t)
+	var want [][]byte // by image
+	var reqs []device.Request
+	free := make([]uint64, 1)
+	for range images {
+		p := picture(t, in)
+		want, reqs = append(want, p), append(reqs, device.Request{Fragments: scatter(t, target.slabs, free, p), Bytes: uint32(len(p))})
+	}
+	spoilt := rapid.IntRange(0, images).Draw(t, "spoilt")
+	if spoilt < images {
+		reqs[spoilt].Bytes++
+		want[spoilt] = make([]byte, in.Width)
+	}
+	input := target.tensors[0].Input
+	target.Write(input, bytes.Repeat([]byte{0xee}, input.Len()))
+
+	refused := make([]bool, images)
+	if err := target.Gather(0, input, reqs, refused); (err != nil) != (spoilt < images) {
+		t.Fatal(err)
+	}
+	target.wait(t, 0)
+	if at := slices.Index(refused, true); at != spoilt && (at >= 0 || spoilt < images) {
+		t.Fatalf("refused: %v, want request %d", refused, spoilt)
+	}
+	check := func(what string) {
+		got := target.Read(input)
+		place := 0
+		for k, p := range in.Parts {
+			for i, image := range want {
+				if at := p.At + i*p.Bytes; !bytes.Equal(got[at:at+p.Bytes], image[place:place+p.Bytes]) {
+					t.Fatalf("%s: image %d of input %d differs", what, i, k)
+				}
+			}
+			place += p.Bytes
+		}
+	}
+	check("gather")
+	if err := target.Pad(0, input, 1, images); err != nil {
+		t.Fatal(err)
+	}
+	target.wait(t, 0)
+	want[1], want[2] = make([]byte, in.Width), make([]byte, in.Width)
+	check("padding")
+	if err := target.Gather(0, input.Slice(0, in.BatchBytes(images)-1), reqs, refused); err == nil {
+		t.Error("gathers beyond the memory")
 	}
 }
 
