@@ -239,6 +239,9 @@ func (f *Framework) Init(env framework.Environment) error {
 		f.batches[slot] = make(map[int]batch)
 	}
 	if env.Stream != nil {
+		if n := len(f.card.Inputs); n > 1 {
+			return fmt.Errorf("null model has %d inputs, and reads one on a GPU", n)
+		}
 		if f.name, f.stream = env.Device, env.BatchStream; f.stream == nil {
 			f.stream = env.Stream
 		}

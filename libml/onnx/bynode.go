@@ -80,14 +80,14 @@ func (g *gpu) leaveStream(slot int) error {
 }
 
 // bindByNode prepares a batch over these buffers.
-func (g *gpu) bindByNode(slot, n int, in place, outs []place) (*launch, error) {
+func (g *gpu) bindByNode(slot, n int, ins, outs []place) (*launch, error) {
 	s, err := g.byNodeSession(slot, n)
 	if err != nil {
 		return nil, err
 	}
 	var b binding
 	if err := s.thread.do(func() (err error) {
-		b, err = s.session.bind(in, outs)
+		b, err = s.bind(ins, outs)
 		return err
 	}); err != nil {
 		return nil, err

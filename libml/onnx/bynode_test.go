@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
-	"github.com/penstock/penstock/libml/device"
 )
 
 // firstQueues returns a played.unqueued with which only the first session can be captured: the
@@ -114,7 +113,7 @@ func TestMoveClosesSessions(t *testing.T) {
 	r.infer(2, 4)
 	r.streams[2] = r.newStream()
 	cudafake.Apply(t, cudafake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
-	if _, err := r.f.ConfigureBatch(2, 1, []device.Buffer{one.input}, one.outputs); !errors.Is(err, cuda.ErrTooFewSMs) {
+	if _, err := r.f.ConfigureBatch(2, 1, one.inputs, one.outputs); !errors.Is(err, cuda.ErrTooFewSMs) {
 		t.Fatalf("got %v", err)
 	}
 	cudafake.Reset()

@@ -22,8 +22,8 @@ import (
 
 // askReference has the CPU answer the sample. Without its answer, the reference has only the
 // sample.
-func (g *gpu) askReference(model []byte) (err error) {
-	if g.reference, err = g.ask(g.env, model); err == nil {
+func (g *gpu) askReference() (err error) {
+	if g.reference, err = g.ask(g.env, &g.file); err == nil {
 		return nil
 	}
 	g.env.Log.Info("cannot run model on the CPU; its answers on the GPU are not checked", "error", summarize(g.env.Card, err))
@@ -33,7 +33,7 @@ func (g *gpu) askReference(model []byte) (err error) {
 }
 
 // newReference runs a model once, on the CPU.
-func newReference(env framework.Environment, model []byte) (_ *answer.Reference, err error) {
+func newReference(env framework.Environment, file *modelFile) (_ *answer.Reference, err error) {
 	card := env.Card
 	env.Threads = 1 // a shadow loads while other processes serve
 	c := newCPU(env, false)
@@ -41,7 +41,7 @@ func newReference(env framework.Environment, model []byte) (_ *answer.Reference,
 	if err := c.init(); err != nil {
 		return nil, err
 	}
-	c.model = model
+	c.model, c.inputs = file.data, file.inputs
 	if _, err := c.linkModel(); err != nil {
 		return nil, err
 	}
@@ -53,13 +53,17 @@ func newReference(env framework.Environment, model []byte) (_ *answer.Reference,
 	// A model with a fixed batch has no batch of 1. The sample is its first image; the
 	// others are zero.
 	n := card.Batches[0]
-	input := make([]byte, n*len(r.Input))
-	copy(input, r.Input)
-	var outputs [][]byte
+	var inputs, outputs [][]byte
+	rest := r.Input
+	for _, t := range card.InputTensors() {
+		input := make([]byte, n*t.Bytes())
+		rest = rest[copy(input[:t.Bytes()], rest):]
+		inputs = append(inputs, input)
+	}
 	for i := range card.Outputs {
 		outputs = append(outputs, make([]byte, n*card.Outputs[i].Bytes()))
 	}
-	if _, err := c.configureBatch(0, n, device.HostBuffers(input), device.HostBuffers(outputs...)); err != nil {
+	if _, err := c.configureBatch(0, n, device.HostBuffers(inputs...), device.HostBuffers(outputs...)); err != nil {
 		return nil, err
 	}
 	if err := c.inferBatch(0, n); err != nil {
@@ -71,9 +75,9 @@ func newReference(env framework.Environment, model []byte) (_ *answer.Reference,
 	return r, nil
 }
 
-// checkAnswer fills the input with copies of the sample, calls launch, which queues the batch
+// checkAnswer fills the inputs with copies of the sample, calls launch, which queues the batch
 // on the session's stream, and compares each image's answer.
-func (s *size) checkAnswer(in place, outs []place, launch func() error) (err error) {
+func (s *size) checkAnswer(ins, outs []place, launch func() error) (err error) {
 	r := s.g.reference
 	bytes := len(r.Input)
 	for _, o := range outs {
@@ -85,12 +89,15 @@ func (s *size) checkAnswer(in place, outs []place, launch func() error) (err err
 	}
 	defer func() { err = errors.Join(err, s.g.context.FreeHost(host)) }()
 
-	copy(host, r.Input)
-	n := in.bytes / len(r.Input)
-	for i := range n {
-		if err := s.stream.Copy(in.at+cuda.Pointer(i*len(r.Input)), cuda.At(host), len(r.Input)); err != nil {
-			return err
+	from := cuda.At(host[:copy(host, r.Input)])
+	for _, in := range ins {
+		each := in.bytes / s.n
+		for i := range s.n {
+			if err := s.stream.Copy(in.at+cuda.Pointer(i*each), from, each); err != nil {
+				return err
+			}
 		}
+		from += cuda.Pointer(each)
 	}
 	if err := errors.Join(launch(), s.stream.Synchronize()); err != nil {
 		return err
@@ -100,7 +107,7 @@ func (s *size) checkAnswer(in place, outs []place, launch func() error) (err err
 		if err := errors.Join(s.stream.Copy(cuda.At(host), o.at, o.bytes), s.stream.Synchronize()); err != nil {
 			return err
 		}
-		if err := r.Compare(k, o.name, answer.Floats(o.dtype, host[:o.bytes]), n); err != nil {
+		if err := r.Compare(k, o.name, answer.Floats(o.dtype, host[:o.bytes]), s.n); err != nil {
 			return err
 		}
 	}

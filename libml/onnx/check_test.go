@@ -17,7 +17,7 @@ import (
 // The played model answers with the beginning of its input.
 func TestRightAnswers(t *testing.T) {
 	r := newRig(t, &played{})
-	r.gpu.ask = func(env framework.Environment, _ []byte) (*answer.Reference, error) {
+	r.gpu.ask = func(env framework.Environment, _ *modelFile) (*answer.Reference, error) {
 		picture, err := answer.Sample(env.Card, 0)
 		return &answer.Reference{Input: picture, Outputs: [][]float32{answer.Floats(models.F32, picture[:40])}}, err
 	}

@@ -39,7 +39,7 @@ func TestOutOfMemory(t *testing.T) {
 		small, big := r.tensors(1), r.tensors(4)
 		r.configure(1, 1, small) // of the lane that LinkModel has not used
 		cudafake.Set(t, cudafake.Memory(cudafake.Now().Taken()+16*mebi))
-		if _, err := r.f.ConfigureBatch(1, 4, []device.Buffer{big.input}, big.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
+		if _, err := r.f.ConfigureBatch(1, 4, big.inputs, big.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
 			t.Errorf("got %v", err)
 		}
 		// The configured batch still runs. With memory, the other one does too.
@@ -68,7 +68,7 @@ func TestLostDevice(t *testing.T) {
 		cudafake.Set(t, cudafake.Lose(cuda.IllegalAddress))
 		for what, err := range map[string]error{
 			"run":       r.f.InferBatch(0, 1),
-			"configure": func() error { _, err := r.f.ConfigureBatch(0, 2, []device.Buffer{b.input}, b.outputs); return err }(),
+			"configure": func() error { _, err := r.f.ConfigureBatch(0, 2, b.inputs, b.outputs); return err }(),
 		} {
 			if what == "run" && (!errors.Is(err, device.ErrLost) || !errors.Is(err, cuda.ErrLost)) {
 				t.Errorf("%s: %v", what, err)
@@ -98,7 +98,7 @@ func TestTooFewMultiprocessors(t *testing.T) {
 		r := newRig(t, &played{}).linked()
 		b := r.tensors(1)
 		cudafake.Apply(t, cudafake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
-		if _, err := r.f.ConfigureBatch(0, 1, []device.Buffer{b.input}, b.outputs); !errors.Is(err, cuda.ErrTooFewSMs) || errors.Is(err, device.ErrLost) {
+		if _, err := r.f.ConfigureBatch(0, 1, b.inputs, b.outputs); !errors.Is(err, cuda.ErrTooFewSMs) || errors.Is(err, device.ErrLost) {
 			t.Errorf("got %v", err)
 		}
 		r.configure(0, 1, b)

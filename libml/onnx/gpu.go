@@ -33,7 +33,7 @@ type gpu struct {
 	backend backend
 	hide    func() error // hides the compiler from the libraries
 	preload func() error // loads the libraries
-	ask     func(framework.Environment, []byte) (*answer.Reference, error)
+	ask     func(framework.Environment, *modelFile) (*answer.Reference, error)
 	version func() string // of ONNX Runtime
 	cache   string        // the folder of prepared models; empty: env's, or the user's
 
@@ -89,8 +89,8 @@ func (g *gpu) init() error {
 	if g.env.Stream == nil {
 		return fmt.Errorf("device %q has no streams", g.env.Device)
 	}
-	if len(g.env.Card.Constants)+len(g.env.Card.State) > 0 {
-		return errors.New("a card with constants or state runs on a CPU only")
+	if len(g.env.Card.State) > 0 {
+		return errors.New("a card with state runs on a CPU only")
 	}
 	for _, t := range append(g.env.Card.InputTensors(), g.env.Card.Outputs...) {
 		if t.Rows != nil {
@@ -123,11 +123,10 @@ func (g *gpu) loadModel() (err error) {
 			return err
 		}
 	}
-	model, err := g.file.read(g.env.Card)
-	if err != nil {
+	if _, err := g.file.read(g.env.Card); err != nil {
 		return err
 	}
-	return g.askReference(model)
+	return g.askReference()
 }
 
 // linkModel opens the context and links the smallest batch size.
@@ -185,12 +184,12 @@ func (g *gpu) open() error {
 // configureBatch prepares a batch. It disturbs no batch in flight: linking uses private
 // memory, and a capture runs nothing.
 func (g *gpu) configureBatch(slot, n int, inputs, outputs []device.Buffer) (ephemeralBytes int64, err error) {
-	in, outs := places(g.env.Card, n, inputs[0], outputs)
+	ins, outs := places(g.env.Card.InputTensors(), n, inputs), places(g.env.Card.Outputs, n, outputs)
 	if err := g.context.Bind(); err != nil {
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d", n), err)
 	}
 
-	l, err := g.newLaunch(slot, n, in, outs)
+	l, err := g.newLaunch(slot, n, ins, outs)
 	if err != nil {
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d in slot %d", n, slot), err)
 	}
@@ -205,7 +204,7 @@ func (g *gpu) configureBatch(slot, n int, inputs, outputs []device.Buffer) (ephe
 	return l.ephemeral, nil
 }
 
-func (g *gpu) newLaunch(slot, n int, in place, outs []place) (*launch, error) {
+func (g *gpu) newLaunch(slot, n int, ins, outs []place) (*launch, error) {
 	if err := g.leaveStream(slot); err != nil {
 		return nil, err
 	}
@@ -215,9 +214,9 @@ func (g *gpu) newLaunch(slot, n int, in place, outs []place) (*launch, error) {
 		}
 	}
 	if g.byNode.sizes[n] {
-		return g.bindByNode(slot, n, in, outs)
+		return g.bindByNode(slot, n, ins, outs)
 	}
-	return g.uploadGraph(slot, g.sizes[n], in, outs)
+	return g.uploadGraph(slot, g.sizes[n], ins, outs)
 }
 
 // inferBatch queues the batch on its stream.
@@ -317,13 +316,11 @@ func (g *gpu) deinit() error {
 	return nil
 }
 
-// places returns libml's buffers as tensors.
-func places(card *models.Card, n int, input device.Buffer, outputs []device.Buffer) (in place, outs []place) {
-	t := card.InputTensors()[0]
-	in = place{t.Name, cuda.Pointer(input.Address()), input.Len(), t.Batch(n), t.Type}
-	for i, b := range outputs {
-		o := &card.Outputs[i]
-		outs = append(outs, place{o.Name, cuda.Pointer(b.Address()), b.Len(), o.Batch(n), o.Type})
+// places returns libml's buffers as tensors of n images.
+func places(tensors []models.Tensor, n int, buffers []device.Buffer) (all []place) {
+	for i, b := range buffers {
+		t := &tensors[i]
+		all = append(all, place{t.Name, cuda.Pointer(b.Address()), b.Len(), t.Batch(n), t.Type})
 	}
-	return in, outs
+	return all
 }

@@ -39,7 +39,7 @@ var capturing sync.RWMutex
 
 // captured is the graph of a batch over certain buffers.
 type captured struct {
-	input   place
+	inputs  []place
 	outputs []place
 	graph   *cuda.Graph // nil if instantiate used it up
 	// ephemeral is the scratch memory that the graph uses, in bytes.
@@ -85,14 +85,15 @@ func (c *captured) instantiate(stream cuda.Stream) (*cuda.Executable, error) {
 }
 
 // capturedFor reports whether the graph was captured over these buffers.
-func (c *captured) capturedFor(in place, outs []place) bool {
-	return c.input.span() == in.span() && slices.EqualFunc(c.outputs, outs, func(a, b place) bool { return a.span() == b.span() })
+func (c *captured) capturedFor(ins, outs []place) bool {
+	same := func(a, b place) bool { return a.span() == b.span() }
+	return slices.EqualFunc(c.inputs, ins, same) && slices.EqualFunc(c.outputs, outs, same)
 }
 
 // uploadGraph prepares a batch over these buffers to be launched on the slot's stream.
-func (g *gpu) uploadGraph(slot int, s *size, in place, outs []place) (*launch, error) {
+func (g *gpu) uploadGraph(slot int, s *size, ins, outs []place) (*launch, error) {
 	stream := cuda.StreamOf(g.env.Stream(slot))
-	l, exclusive, err := s.prepare(laneOf(slot), stream, in, outs)
+	l, exclusive, err := s.prepare(laneOf(slot), stream, ins, outs)
 	if err != nil {
 		return nil, err
 	}
@@ -109,9 +110,9 @@ func (g *gpu) uploadGraph(slot int, s *size, in place, outs []place) (*launch, e
 
 // prepare makes an executable of a batch over these buffers, and reports whether it is
 // exclusive.
-func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l *launch, exclusive bool, err error) {
+func (s *size) prepare(lane int, stream cuda.Stream, ins, outs []place) (l *launch, exclusive bool, err error) {
 	err = s.thread.do(func() error {
-		c, err := s.captureOver(lane, in, outs)
+		c, err := s.captureOver(lane, ins, outs)
 		if err != nil {
 			return err
 		}
@@ -127,14 +128,14 @@ func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l 
 
 // captureOver returns the lane's graph, if it is over these buffers, or captures one in its
 // place.
-func (s *size) captureOver(lane int, in place, outs []place) (*captured, error) {
-	if c := s.captured[lane]; c != nil && c.graph != nil && c.capturedFor(in, outs) {
+func (s *size) captureOver(lane int, ins, outs []place) (*captured, error) {
+	if c := s.captured[lane]; c != nil && c.graph != nil && c.capturedFor(ins, outs) {
 		return c, nil
 	}
 	if err := s.forget(lane); err != nil {
 		return nil, err
 	}
-	c, err := s.capture(s.g.graphScratch(lane), in, outs)
+	c, err := s.capture(s.g.graphScratch(lane), ins, outs)
 	if err != nil {
 		return nil, err
 	}
@@ -153,8 +154,8 @@ func (s *size) forget(lane int) error {
 }
 
 // capture has ONNX Runtime queue the batch into a graph. Nothing runs.
-func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err error) {
-	b, err := s.session.bind(in, outs)
+func (s *size) capture(scratch *pool, ins, outs []place) (_ *captured, err error) {
+	b, err := s.bind(ins, outs)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +170,7 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 		return nil, err
 	}
 
-	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak, hosts: &hosts{users: 1}}
+	c := &captured{inputs: ins, outputs: outs, graph: graph, ephemeral: state.peak, hosts: &hosts{users: 1}}
 	if err := s.examine(c, state.all); err != nil {
 		return nil, errors.Join(err, c.hosts.release(s.g.context)) // the deferred call destroys the graph
 	}
@@ -226,9 +227,9 @@ func (s *size) examine(c *captured, scratch cuda.Range) error {
 		}
 	}
 
-	ranges := []cuda.Range{scratch, c.input.span()}
-	for _, o := range c.outputs {
-		ranges = append(ranges, o.span())
+	ranges := []cuda.Range{scratch}
+	for _, p := range slices.Concat(c.inputs, c.outputs) {
+		ranges = append(ranges, p.span())
 	}
 	c.exclusive = writesOutside(ranges, writes)
 	return nil

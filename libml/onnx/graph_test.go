@@ -184,7 +184,7 @@ func TestConfigureBesideRunningSlot(t *testing.T) {
 	r := newRig(t, &played{}).linked()
 	b := r.tensors(4)
 	for _, n := range r.card.Batches {
-		r.configure(0, n, batchTensors{b.input.Slice(0, n*r.card.Input.TensorBytes()), []device.Buffer{b.outputs[0].Slice(0, n*r.card.Outputs[0].Bytes())}})
+		r.configure(0, n, batchTensors{[]device.Buffer{b.inputs[0].Slice(0, n*r.card.Input.TensorBytes())}, []device.Buffer{b.outputs[0].Slice(0, n*r.card.Outputs[0].Bytes())}})
 	}
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -211,7 +211,7 @@ func TestConfigureBesideRunningSlot(t *testing.T) {
 	})
 	for range 20 {
 		for _, n := range r.card.Batches {
-			r.configure(2, n, batchTensors{b.input.Slice(0, n*r.card.Input.TensorBytes()), []device.Buffer{b.outputs[0].Slice(0, n*r.card.Outputs[0].Bytes())}})
+			r.configure(2, n, batchTensors{[]device.Buffer{b.inputs[0].Slice(0, n*r.card.Input.TensorBytes())}, []device.Buffer{b.outputs[0].Slice(0, n*r.card.Outputs[0].Bytes())}})
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -134,7 +134,7 @@ func TestJoinNextToSession(t *testing.T) {
 func TestSharedScratchKept(t *testing.T) {
 	r := newMember(t, bound(t), 0, &played{keeps: true})
 	b := r.tensors(4)
-	if _, err := r.f.ConfigureBatch(0, 4, []device.Buffer{b.input}, b.outputs); !errors.Is(err, errScratchKept) {
+	if _, err := r.f.ConfigureBatch(0, 4, b.inputs, b.outputs); !errors.Is(err, errScratchKept) {
 		t.Errorf("error %v, want %v", err, errScratchKept)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
-	"github.com/penstock/penstock/libml/device"
 )
 
 // The smallest size serves before the others are linked. Linking these uses no memory of its
@@ -46,7 +45,7 @@ func TestSmallestRunsWhileOthersLink(t *testing.T) {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		_, err := r.f.ConfigureBatch(0, 4, []device.Buffer{four.input}, four.outputs)
+		_, err := r.f.ConfigureBatch(0, 4, four.inputs, four.outputs)
 		done <- err
 	}()
 	<-entered
@@ -95,7 +94,7 @@ func TestLinkFailureKeepsSmallerSizes(t *testing.T) {
 	if len(r.gpu.sizes) != 2 || p.sessions != 2 {
 		t.Errorf("%d sizes and %d sessions, want 1 and 2", len(r.gpu.sizes), p.sessions)
 	}
-	if _, err := r.f.ConfigureBatch(0, 4, []device.Buffer{four.input}, four.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
+	if _, err := r.f.ConfigureBatch(0, 4, four.inputs, four.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("got %v", err)
 	}
 	r.fillWith(two, 2)
@@ -156,8 +155,8 @@ func (s *capturerSession) close() {
 	s.playedSession.close()
 }
 
-func (s *capturerSession) bind(input place, outputs []place) (binding, error) {
-	b, err := s.playedSession.bind(input, outputs)
+func (s *capturerSession) bind(inputs, outputs []place) (binding, error) {
+	b, err := s.playedSession.bind(inputs, outputs)
 	return &capturerBinding{b, s.b}, err
 }
 

@@ -21,12 +21,12 @@ type backend interface {
 
 // session must be made, captured and closed on one thread.
 type session interface {
-	// bind sets the session's input and outputs.
-	bind(input place, outputs []place) (binding, error)
+	// bind sets the session's inputs, in any order, and outputs.
+	bind(inputs, outputs []place) (binding, error)
 	close()
 }
 
-// binding is a session with its input and outputs.
+// binding is a session with its inputs and outputs.
 type binding interface {
 	// run queues the model on the session's stream and returns. It takes temporary memory
 	// from scratch. It allocates nothing on the Go heap.

@@ -290,20 +290,18 @@ func (s *ortSession) close() {
 	s.free()
 }
 
-func (s *ortSession) bind(input place, outputs []place) (binding, error) {
+func (s *ortSession) bind(inputs, outputs []place) (binding, error) {
 	handle, err := value(C.pon_binding(s.handle))
 	if err != nil {
 		return nil, err
 	}
 	b := &ortBinding{session: s.handle, handle: C.uint64_t(handle)}
-	if err := b.add(0, input); err != nil {
-		b.close()
-		return nil, fmt.Errorf("bind input %s: %w", input.name, err)
-	}
-	for _, o := range outputs {
-		if err := b.add(1, o); err != nil {
-			b.close()
-			return nil, fmt.Errorf("bind output %s: %w", o.name, err)
+	for output, tensors := range [][]place{inputs, outputs} {
+		for _, p := range tensors {
+			if err := b.add(C.int(output), p); err != nil {
+				b.close()
+				return nil, fmt.Errorf("bind tensor %s: %w", p.name, err)
+			}
 		}
 	}
 	return b, nil

@@ -28,9 +28,9 @@ func TestPreparedModelFitsCard(t *testing.T) {
 func TestPreparedAnswerSample(t *testing.T) {
 	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
 		asked := 0
-		r.gpu.ask = func(_ framework.Environment, model []byte) (*answer.Reference, error) {
+		r.gpu.ask = func(_ framework.Environment, file *modelFile) (*answer.Reference, error) {
 			asked++
-			if len(model) == 0 {
+			if len(file.data) == 0 {
 				t.Error("without a model")
 			}
 			return nil, errors.New("is not asked")

@@ -23,7 +23,7 @@ import (
 )
 
 // played is a backend with a model that runs on the fake driver. The model copies a batch from
-// the input through scratch memory to the outputs, and launches a kernel in between.
+// the inputs through scratch memory to the outputs, and launches a kernel in between.
 type played struct {
 	fill     cuda.Function
 	weights  int    // bytes
@@ -102,15 +102,15 @@ func (s *playedSession) close() {
 	s.b.mu.Unlock()
 }
 
-func (s *playedSession) bind(input place, outputs []place) (binding, error) {
+func (s *playedSession) bind(inputs, outputs []place) (binding, error) {
 	args := cuda.NewArgs(8, 4, 4)
 	args.SetUint32(2, 4)
-	return &playedBinding{s, input, outputs, args}, nil
+	return &playedBinding{s, inputs, outputs, args}, nil
 }
 
 type playedBinding struct {
 	*playedSession
-	input   place
+	inputs  []place
 	outputs []place
 	args    *cuda.Args
 }
@@ -126,8 +126,11 @@ func (b *playedBinding) run(scratch *pool) error {
 			return err
 		}
 	}
-	n := int(b.input.shape[0])
-	at := scratch.allocate(max(n*b.b.scratch, b.input.bytes) + 64)
+	n, largest := int(b.inputs[0].shape[0]), 0
+	for _, in := range b.inputs {
+		largest = max(largest, in.bytes)
+	}
+	at := scratch.allocate(max(n*b.b.scratch, largest) + 64)
 	if at == 0 {
 		return &ortError{text: "no addresses"}
 	}
@@ -135,15 +138,14 @@ func (b *playedBinding) run(scratch *pool) error {
 		defer release(at)
 	}
 	stream := b.s.stream
-	b.args.SetPointer(0, at+cuda.Pointer(b.input.bytes))
+	b.args.SetPointer(0, at+cuda.Pointer(largest))
 	one := [3]uint32{1, 1, 1}
-	errs := []error{
-		stream.Copy(at, b.input.at, b.input.bytes),
-		b.b.fill.Launch(one, [3]uint32{4, 1, 1}, 0, stream, b.args),
-	}
-	for _, o := range b.outputs {
-		// Each image's output is the beginning of its input.
-		each := b.input.bytes / n
+	errs := []error{b.b.fill.Launch(one, [3]uint32{4, 1, 1}, 0, stream, b.args)}
+	for k, o := range b.outputs {
+		// Each image's output is the beginning of the input with the output's number, or of the last one.
+		in := b.inputs[min(k, len(b.inputs)-1)]
+		errs = append(errs, stream.Copy(at, in.at, in.bytes))
+		each := in.bytes / n
 		for i := range n {
 			errs = append(errs, stream.Copy(o.at+cuda.Pointer(i*o.bytes/n), at+cuda.Pointer(i*each), o.bytes/n))
 		}
@@ -190,8 +192,15 @@ func newRig(t *testing.T, b *played) *rig {
 // newRigIn makes a rig in a context that others may use too.
 func newRigIn(t *testing.T, c *cuda.Context, b *played) *rig {
 	t.Helper()
-	r := &rig{t: t, context: c, card: shipped(t, "fashion"), played: b}
-	r.card.Batches = []int{1, 2, 4}
+	card := shipped(t, "fashion")
+	card.Batches = []int{1, 2, 4}
+	return newRigOf(t, c, b, card)
+}
+
+// newRigOf makes a rig for a card.
+func newRigOf(t *testing.T, c *cuda.Context, b *played, card *models.Card) *rig {
+	t.Helper()
+	r := &rig{t: t, context: c, card: card, played: b}
 	if err := open(); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +221,9 @@ func newRigIn(t *testing.T, c *cuda.Context, b *played) *rig {
 	}, framework.Node{})
 	r.f = &Framework{card: r.card, runner: r.gpu}
 	r.gpu.backend, r.gpu.hide, r.gpu.preload = b, func() error { return nil }, func() error { return nil }
-	r.gpu.ask = func(framework.Environment, []byte) (*answer.Reference, error) { return nil, errors.New("is not asked") }
+	r.gpu.ask = func(framework.Environment, *modelFile) (*answer.Reference, error) {
+		return nil, errors.New("is not asked")
+	}
 	t.Cleanup(func() {
 		cudafake.Reset()
 		r.end()
@@ -274,7 +285,7 @@ func (r *rig) whole() *rig {
 
 // batchTensors are buffers of a batch on the device.
 type batchTensors struct {
-	input   device.Buffer
+	inputs  []device.Buffer
 	outputs []device.Buffer
 }
 
@@ -288,30 +299,45 @@ func (r *rig) tensors(n int) batchTensors {
 		r.t.Cleanup(func() { r.context.Free(p) })
 		return device.DeviceBuffer(uintptr(p), size)
 	}
-	b := batchTensors{input: at(n * r.card.Input.TensorBytes())}
+	var b batchTensors
+	for _, in := range r.card.InputTensors() {
+		b.inputs = append(b.inputs, at(n*in.Bytes()))
+	}
 	for i := range r.card.Outputs {
 		b.outputs = append(b.outputs, at(n*r.card.Outputs[i].Bytes()))
 	}
 	return b
 }
 
+// fillWith fills the first input.
 func (r *rig) fillWith(b batchTensors, value byte) {
 	r.t.Helper()
+	r.fill(b.inputs[0], value)
+}
+
+func (r *rig) fill(b device.Buffer, value byte) {
+	r.t.Helper()
 	s := cuda.Stream{}
-	if err := errors.Join(s.Set(cuda.Pointer(b.input.Address()), value, b.input.Len()), s.Synchronize()); err != nil {
+	if err := errors.Join(s.Set(cuda.Pointer(b.Address()), value, b.Len()), s.Synchronize()); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
+// output returns the first output.
 func (r *rig) output(b batchTensors) []byte {
 	r.t.Helper()
-	host, err := r.context.AllocateHost(b.outputs[0].Len())
+	return r.read(b.outputs[0])
+}
+
+func (r *rig) read(b device.Buffer) []byte {
+	r.t.Helper()
+	host, err := r.context.AllocateHost(b.Len())
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	defer r.context.FreeHost(host)
 	s := cuda.Stream{}
-	if err := errors.Join(s.Copy(cuda.At(host), cuda.Pointer(b.outputs[0].Address()), len(host)), s.Synchronize()); err != nil {
+	if err := errors.Join(s.Copy(cuda.At(host), cuda.Pointer(b.Address()), len(host)), s.Synchronize()); err != nil {
 		r.t.Fatal(err)
 	}
 	return bytes.Clone(host)
@@ -319,7 +345,7 @@ func (r *rig) output(b batchTensors) []byte {
 
 func (r *rig) configure(slot, n int, b batchTensors) int64 {
 	r.t.Helper()
-	ephemeral, err := r.f.ConfigureBatch(slot, n, []device.Buffer{b.input}, b.outputs)
+	ephemeral, err := r.f.ConfigureBatch(slot, n, b.inputs, b.outputs)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -124,7 +124,7 @@ func TestLargerBatchWithoutMemory(t *testing.T) {
 			r.answers(1)
 			b := r.tensors(4)
 			cudafake.Set(t, scarce())
-			_, err := r.f.ConfigureBatch(0, 4, []device.Buffer{b.input}, b.outputs)
+			_, err := r.f.ConfigureBatch(0, 4, b.inputs, b.outputs)
 			cudafake.Reset()
 			if met = err != nil || r.logged("OUT_OF_MEMORY"); err != nil {
 				r.isOfMemory(err)

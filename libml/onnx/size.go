@@ -5,9 +5,12 @@ package onnx
 import (
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
 )
 
 // size is a session that runs batches of one size, with its own thread, stream and weights.
@@ -31,6 +34,7 @@ type size struct {
 	ownsStream bool // close destroys the stream
 	weights    *pool
 	session    session
+	constants  []place // tensors of Card.Constants, in weights
 	// captured has the last graph of each lane. A lane is two slots that are never in flight
 	// together, and therefore share scratch memory (lane.go).
 	captured [lanes]*captured
@@ -77,8 +81,44 @@ func (s *size) open() (err error) {
 	if err = s.g.markOutOfMemory(poolRefusal(s.weights, err)); err != nil {
 		return fmt.Errorf("make session for batches of %d: %w", s.n, err)
 	}
+	if err := s.fillConstants(); err != nil {
+		return err
+	}
 	s.weights.trim(0)
 	return nil
+}
+
+// fillConstants makes the tensors of the card's constants.
+func (s *size) fillConstants() error {
+	inputs := s.g.file.inputs
+	if e := s.g.shared.entry; e != nil {
+		inputs = e.Inputs
+	}
+	for _, t := range inputs {
+		values, constant := s.g.env.Card.Constants[t.Name]
+		if !constant {
+			continue
+		}
+		shape, data, err := t.Fill(values, s.n)
+		if err != nil {
+			return err
+		}
+		at := s.weights.allocate(len(data))
+		if err = poolRefusal(s.weights, nil); err == nil {
+			err = errors.Join(s.stream.Copy(at, cuda.At(data), len(data)), s.stream.Synchronize())
+			runtime.KeepAlive(data)
+		}
+		if err != nil {
+			return fmt.Errorf("fill constant %q: %w", t.Name, err)
+		}
+		s.constants = append(s.constants, place{t.Name, at, len(data), shape, models.DType(t.Type)})
+	}
+	return nil
+}
+
+// bind binds the session to a batch's tensors and to the constants.
+func (s *size) bind(ins, outs []place) (binding, error) {
+	return s.session.bind(slices.Concat(ins, s.constants), outs)
 }
 
 // newTriedSize makes a session and runs it once, with a check of its answer (try). If it
@@ -96,13 +136,13 @@ func (g *gpu) newTriedSize(n int, stream cuda.Stream, nhwc bool) (*size, error) 
 // one-time work, such as filling a vector of ones for a bias. If the first run were a
 // capture, only its graph would contain that work, and later graphs would lack it.
 func (s *size) try() error {
-	return s.withPrivateTensors(func(memory *pool, in place, outs []place) error {
-		b, err := s.session.bind(in, outs)
+	return s.withPrivateTensors(func(memory *pool, ins, outs []place) error {
+		b, err := s.bind(ins, outs)
 		if err != nil {
 			return err
 		}
 		defer b.close()
-		return s.checkAnswer(in, outs, func() error {
+		return s.checkAnswer(ins, outs, func() error {
 			capturing.RLock()
 			defer capturing.RUnlock()
 			return s.g.markOutOfMemory(poolRefusal(memory, b.run(memory)))
@@ -113,8 +153,8 @@ func (s *size) try() error {
 // tryGraph captures the batch and checks the graph's answer. It returns errNoGraph if the
 // batch cannot be captured.
 func (s *size) tryGraph() error {
-	return s.withPrivateTensors(func(memory *pool, in place, outs []place) (err error) {
-		c, err := s.capture(memory, in, outs)
+	return s.withPrivateTensors(func(memory *pool, ins, outs []place) (err error) {
+		c, err := s.capture(memory, ins, outs)
 		if err != nil {
 			return err
 		}
@@ -124,19 +164,19 @@ func (s *size) tryGraph() error {
 			return err
 		}
 		defer x.Destroy()
-		return s.checkAnswer(in, outs, func() error { return x.Launch(s.stream) })
+		return s.checkAnswer(ins, outs, func() error { return x.Launch(s.stream) })
 	})
 }
 
 // withPrivateTensors calls f on the session's thread, with private tensors and scratch memory: batches
 // in flight may be using the lanes' pools.
-func (s *size) withPrivateTensors(f func(memory *pool, in place, outs []place) error) error {
+func (s *size) withPrivateTensors(f func(memory *pool, ins, outs []place) error) error {
 	return s.thread.do(func() (err error) {
 		memory, err := newPool(s.g.context.Device())
 		if err != nil {
 			return err
 		}
-		err = s.withTensors(memory, func(in place, outs []place) error { return f(memory, in, outs) })
+		err = s.withTensors(memory, func(ins, outs []place) error { return f(memory, ins, outs) })
 		if memory.readState().used == 0 {
 			return errors.Join(err, memory.close())
 		}
@@ -147,15 +187,14 @@ func (s *size) withPrivateTensors(f func(memory *pool, in place, outs []place) e
 }
 
 // withTensors calls f with tensors in memory, and releases them.
-func (s *size) withTensors(memory *pool, f func(in place, outs []place) error) error {
+func (s *size) withTensors(memory *pool, f func(ins, outs []place) error) error {
 	memory.resetPeak()
-	in, outs, err := s.tensors(memory)
+	ins, outs, err := s.tensors(memory)
 	if err == nil {
-		err = f(in, outs)
+		err = f(ins, outs)
 	}
-	release(in.at)
-	for _, o := range outs {
-		release(o.at)
+	for _, p := range slices.Concat(ins, outs) {
+		release(p.at)
 	}
 	if err != nil {
 		return fmt.Errorf("batch of %d: %w", s.n, err)
@@ -164,16 +203,17 @@ func (s *size) withTensors(memory *pool, f func(in place, outs []place) error) e
 }
 
 // tensors allocates the batch's tensors.
-func (s *size) tensors(memory *pool) (in place, outs []place, err error) {
+func (s *size) tensors(memory *pool) (ins, outs []place, err error) {
 	card := s.g.env.Card
-	at := func(bytes int) device.Buffer { return device.DeviceBuffer(uintptr(memory.allocate(bytes)), bytes) }
-	input := at(s.n * card.Input.TensorBytes())
-	var outputs []device.Buffer
-	for i := range card.Outputs {
-		outputs = append(outputs, at(s.n*card.Outputs[i].Bytes()))
+	at := func(tensors []models.Tensor) []place {
+		var buffers []device.Buffer
+		for i := range tensors {
+			bytes := s.n * tensors[i].Bytes()
+			buffers = append(buffers, device.DeviceBuffer(uintptr(memory.allocate(bytes)), bytes))
+		}
+		return places(tensors, s.n, buffers)
 	}
-	in, outs = places(card, s.n, input, outputs)
-	return in, outs, poolRefusal(memory, nil)
+	return at(card.InputTensors()), at(card.Outputs), poolRefusal(memory, nil)
 }
 
 // close releases session, graphs, weights, stream and thread. No executable of its graphs may
