@@ -7,7 +7,6 @@
 package picture
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/sampling"
+	"github.com/penstock/penstock/wire"
 )
 
 // Photo is a picture to look at.
@@ -99,28 +99,21 @@ func FitOf(way string, pad []int, antialias bool) Fit {
 type Way string
 
 const (
-	// Letterbox keeps the photo's proportions. Half of the padding is on either side.
-	Letterbox Way = "letterbox"
-	// Stretch fills the model's input and changes the proportions.
-	Stretch Way = "stretch"
-	// Crop fills the model's input with the middle of the photo, and keeps its proportions.
-	Crop Way = "crop"
-	// Left fills the height, from the left on. Photos that are too wide then are squeezed to the width. Models that read a line
-	// of text take pictures like that.
-	Left Way = "left"
+	Letterbox Way = sampling.Letterbox
+	Stretch   Way = sampling.Stretch
+	Crop      Way = sampling.Crop
+	Left      Way = sampling.Left
 )
 
 // Frame is the position of a photo in a model's input.
 type Frame struct {
-	photo  image.Rectangle // the photo's own bounds
-	inside image.Rectangle // in the input, in pixels
-	size   Size
+	photo image.Rectangle // the photo's own bounds
+	place wire.Place
 }
 
 // Whole is the frame of a photo that has the model's size already.
 func Whole(size Size) Frame {
-	whole := image.Rect(0, 0, size.Width, size.Height)
-	return Frame{photo: whole, inside: whole, size: size}
+	return Frame{photo: image.Rect(0, 0, size.Width, size.Height)}
 }
 
 // Resize adapts a photo to a size. The bytes are rows from the top, pixels from
@@ -130,82 +123,36 @@ func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 	if size.Channels != 1 && size.Channels != 3 {
 		panic(fmt.Sprintf("picture: %d channels", size.Channels))
 	}
-	whole := image.Rect(0, 0, size.Width, size.Height)
-	b := photo.Bounds()
-	frame, part := Frame{photo: b, inside: whole, size: size}, b
-	inside := whole // of the input, which the part fills
-	switch fit.Way {
-	case Stretch:
-	case Crop:
-		part = centred(whole, b)
-		frame.inside = around(b, part, whole)
-	case Left:
-		if b.Dy() > 0 {
-			inside.Max.X = min(whole.Dx(), max(1, (b.Dx()*whole.Dy()+b.Dy()-1)/b.Dy()))
-		}
-		frame.inside = inside
-	default:
-		inside = centred(b, whole)
-		frame.inside = inside
-	}
-	pixels := scaled(photo, part, Size{inside.Dy(), inside.Dx(), size.Channels}, fit.Antialias)
-	if inside == whole {
-		return pixels, frame
-	}
-	pad := []byte{fit.Pad.R, fit.Pad.G, fit.Pad.B}
+	in := models.Input{Height: size.Height, Width: size.Width, Channels: size.Channels, TensorType: models.U8, TensorLayout: models.HWC, Fit: string(fit.Way), Antialias: fit.Antialias}
+	in.Pad = []int{int(fit.Pad.R), int(fit.Pad.G), int(fit.Pad.B)}
 	if size.Channels == 1 {
-		pad = []byte{color.GrayModel.Convert(fit.Pad).(color.Gray).Y}
+		in.Pad = []int{int(color.GrayModel.Convert(fit.Pad).(color.Gray).Y)}
 	}
-	sheet := bytes.Repeat(pad, size.Height*size.Width)
-	row := inside.Dx() * size.Channels
-	for y := range inside.Dy() {
-		copy(sheet[((inside.Min.Y+y)*size.Width+inside.Min.X)*size.Channels:], pixels[y*row:][:row])
-	}
-	return sheet, frame
+	bounds := photo.Bounds()
+	region := sampling.Fit(&in, bounds.Dx(), bounds.Dy())
+	return sampled(photo, in, region), Frame{bounds, region.Place(&in, bounds.Dx(), bounds.Dy())}
 }
 
-// scaled returns a part of a photo in another size. It turns only the result if the photo lies on its side.
-func scaled(photo image.Image, part image.Rectangle, size Size, antialias bool) []byte {
+// sampled samples a photo. It turns only the result if the photo lies on its side.
+func sampled(photo image.Image, in models.Input, region sampling.Region) []byte {
 	v, ok := photo.(*viewed)
 	if !ok {
-		v, part = &viewed{photo, 1}, part.Sub(photo.Bounds().Min)
+		v = &viewed{photo, 1}
 	}
-	lying := size
+	from := newRows(v.photo)
+	region = sampling.Region{Part: v.turned(region.Part, v.Bounds().Size()), Inside: v.turned(region.Inside, image.Pt(in.Width, in.Height))}
 	if v.orientation >= 5 {
-		lying.Height, lying.Width = size.Width, size.Height
+		in.Width, in.Height = in.Height, in.Width
 	}
-	in := models.Input{Height: lying.Height, Width: lying.Width, Channels: size.Channels, TensorType: models.U8, TensorLayout: models.HWC}
-	sampler, err := sampling.New(in, sampling.Options{Area: antialias, Background: [3]uint8{255, 255, 255}})
-	pixels := make([]byte, size.Bytes())
+	sampler, err := sampling.New(in, sampling.Options{Area: in.Antialias, Background: [3]uint8{255, 255, 255}})
+	pixels := make([]byte, in.TensorBytes())
 	if err == nil {
-		from := newRows(v.photo)
-		region := sampling.Region{Part: v.turned(part).Sub(v.photo.Bounds().Min), Inside: image.Rect(0, 0, lying.Width, lying.Height)}
 		err = sampler.Sample(pixels, from.shape, region, from)
 	}
 	if err != nil {
 		panic(fmt.Sprintf("picture: %v", err)) // the size and the part are not empty
 	}
-	return upright(pixels, image.Pt(lying.Width, lying.Height), size.Channels, v.orientation)
-}
-
-// around returns the place of a whole photo in an input that a part of it fills.
-func around(photo, part, whole image.Rectangle) image.Rectangle {
-	across := func(x int) int { return (x - part.Min.X) * whole.Dx() / part.Dx() }
-	down := func(y int) int { return (y - part.Min.Y) * whole.Dy() / part.Dy() }
-	return image.Rect(across(photo.Min.X), down(photo.Min.Y), across(photo.Max.X), down(photo.Max.Y))
-}
-
-// centred returns the largest rectangle with the photo's proportions in the
-// middle of whole. It is at least one pixel in each direction.
-func centred(photo, whole image.Rectangle) image.Rectangle {
-	width, height := whole.Dx(), whole.Dy()
-	if photo.Dx()*height > photo.Dy()*width {
-		height = max(1, (photo.Dy()*width+photo.Dx()/2)/photo.Dx())
-	} else if photo.Dy() > 0 {
-		width = max(1, (photo.Dx()*height+photo.Dy()/2)/photo.Dy())
-	}
-	corner := whole.Min.Add(image.Pt((whole.Dx()-width)/2, (whole.Dy()-height)/2))
-	return image.Rectangle{Min: corner, Max: corner.Add(image.Pt(width, height))}
+	return upright(pixels, image.Pt(in.Width, in.Height), in.Channels, v.orientation)
 }
 
 // Locate maps a box in 0..1 of the model's input to pixels of the photo, clipped
@@ -219,16 +166,13 @@ func (f Frame) Locate(x0, y0, x1, y1 float64) image.Rectangle {
 
 // at maps a point in fractions of the model's input to a pixel of the photo.
 func (f Frame) at(x, y float64) image.Point {
-	return f.photo.Min.Add(image.Pt(
-		scale(x*float64(f.size.Width)-float64(f.inside.Min.X), f.inside.Dx(), f.photo.Dx()),
-		scale(y*float64(f.size.Height)-float64(f.inside.Min.Y), f.inside.Dy(), f.photo.Dy())))
+	x, y = f.place.Point(x, y)
+	return f.photo.Min.Add(image.Pt(scale(x, f.photo.Dx()), scale(y, f.photo.Dy())))
 }
 
-// scale maps a position among `from` pixels to one among `to`. It clips the
-// result to at most one picture's length outside, so that any float fits an int.
-func scale(v float64, from, to int) int {
-	part := min(max(v/float64(from), -1), 2)
-	return int(part*float64(to) + 0.5)
+// scale turns a fraction of a length into pixels. It clips it to at most one length outside, so that any float fits an int.
+func scale(fraction float64, length int) int {
+	return int(min(max(fraction, -1), 2)*float64(length) + 0.5)
 }
 
 // Photos are photos prepared for one model. It is immutable.

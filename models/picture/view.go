@@ -52,21 +52,20 @@ func (v *viewed) At(x, y int) color.Color {
 	return color.RGBA{red, green, blue, 0xff}
 }
 
-// turned returns the place in the file's photo of a rectangle of the upright one.
-func (v *viewed) turned(r image.Rectangle) image.Rectangle {
-	b := v.photo.Bounds()
+// turned returns the place in the file's photo, or in an image made of it, of a rectangle of the upright one. That has this size.
+func (v *viewed) turned(r image.Rectangle, upright image.Point) image.Rectangle {
 	if v.orientation >= 5 {
-		r = image.Rect(r.Min.Y, r.Min.X, r.Max.Y, r.Max.X)
+		r, upright = image.Rect(r.Min.Y, r.Min.X, r.Max.Y, r.Max.X), image.Pt(upright.Y, upright.X)
 	}
 	switch v.orientation {
 	case 2, 3, 7, 8:
-		r.Min.X, r.Max.X = b.Dx()-r.Max.X, b.Dx()-r.Min.X
+		r.Min.X, r.Max.X = upright.X-r.Max.X, upright.X-r.Min.X
 	}
 	switch v.orientation {
 	case 3, 4, 6, 7:
-		r.Min.Y, r.Max.Y = b.Dy()-r.Max.Y, b.Dy()-r.Min.Y
+		r.Min.Y, r.Max.Y = upright.Y-r.Max.Y, upright.Y-r.Min.Y
 	}
-	return r.Add(b.Min)
+	return r
 }
 
 // upright undoes an EXIF orientation of pixels with so many bytes each. Orientations 5 to 8 exchange width and height.

@@ -64,11 +64,6 @@ func New(in models.Input, o Options) (*Sampler, error) {
 	return s, nil
 }
 
-// Region is the part of a picture that is sampled, and its place in the tensor. The rest of the tensor is padding.
-type Region struct {
-	Part, Inside image.Rectangle
-}
-
 // Sample makes an image of the tensor, models.Input.TensorBytes long, from a region of a picture. The source has
 // wire.Picture.Bytes.
 func (s *Sampler) Sample(tensor []byte, p wire.Picture, region Region, from Source) error {
