@@ -2,7 +2,6 @@ package loadgen
 
 import (
 	"context"
-	"errors"
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/shm"
@@ -16,19 +15,9 @@ import (
 //
 // The run's Clock must be SystemClock.
 func DialClient(options client.Options) Dialer {
-	return func(ctx context.Context, f Function, stream int, deliver func(Reply)) (Sender, error) {
+	return func(ctx context.Context, f Function, stream int, deliver func(*client.Result)) (Sender, error) {
 		o := options
-		o.Deliver = func(r *client.Result) {
-			deliver(Reply{
-				Tag:     r.Tag,
-				Result:  *r,
-				Payload: r.Payload,
-				Arrived: shm.Nanos(r.Received),
-				Err:     r.Err,
-				Unsent:  errors.Is(r.Err, client.ErrUnsent),
-				Dropped: errors.Is(r.Err, client.ErrLate),
-			})
-		}
+		o.Deliver = deliver
 		if f.PaceBytes > 0 {
 			o.PaceBytes = f.PaceBytes
 		}

@@ -1,12 +1,14 @@
 package loadgen
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/shm"
 )
 
 // ledger tracks all outstanding requests of one function and counts those that
@@ -76,7 +78,7 @@ func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted b
 // reply ends a request. It drops a reply whose request is not open: a duplicate,
 // or a reply after the grace time. A request that the client gave up counts as
 // unanswered. If the client dropped it as late, it counts as dropped.
-func (l *ledger) reply(r Reply) {
+func (l *ledger) reply(r *client.Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -89,18 +91,18 @@ func (l *ledger) reply(r Reply) {
 	if r.Err != nil {
 		switch {
 		case !e.counted:
-		case r.Dropped:
+		case errors.Is(r.Err, client.ErrLate):
 			l.stats.dropped++
 		default:
-			l.stats.giveUp(r.Err, r.Unsent)
+			l.stats.giveUp(r.Err, r.Sent.IsZero())
 		}
 		return
 	}
-	if r.Result.Status == client.StatusOK {
-		l.checkLocked(int(e.picture), answer.Answer{Kind: r.Result.Kind, Payload: r.Payload})
+	if r.Status == client.StatusOK {
+		l.checkLocked(int(e.picture), answer.Answer{Kind: r.Kind, Payload: r.Payload})
 	}
 	if e.counted {
-		l.stats.reply(&r.Result, time.Duration(r.Arrived-e.intended), l.slo)
+		l.stats.reply(r, time.Duration(shm.Nanos(r.Received)-e.intended), l.slo)
 	}
 }
 

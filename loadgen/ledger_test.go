@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 	"pgregory.net/rapid"
 )
@@ -54,9 +55,9 @@ func TestLedgerModel(t *testing.T) {
 				r := open[i]
 				open = append(open[:i], open[i+1:]...)
 				ended = append(ended, r)
-				reply := Reply{Tag: r.tag}
+				reply := &client.Result{Tag: r.tag}
 				if rapid.Bool().Draw(t, "given up") {
-					reply.Err, reply.Unsent = errors.New("gone"), true
+					reply.Err = errors.New("gone")
 					if r.counted {
 						unsent++
 					}
@@ -75,7 +76,7 @@ func TestLedgerModel(t *testing.T) {
 						t.Skip("open by chance")
 					}
 				}
-				l.reply(Reply{Tag: tag})
+				l.reply(&client.Result{Tag: tag})
 			},
 			"": func(t *rapid.T) {
 				if l.open != len(open) || l.stats.sent != sent || l.stats.answered() != answered || l.stats.unsent != unsent {
@@ -98,7 +99,7 @@ func TestLedgerDrains(t *testing.T) {
 		tag  uint64
 		want bool
 	}{{one, false}, {one, false}, {two, true}, {two, true}} {
-		l.reply(Reply{Tag: step.tag})
+		l.reply(&client.Result{Tag: step.tag})
 		select {
 		case <-drained:
 			if !step.want {
@@ -121,7 +122,7 @@ func TestClosedLedger(t *testing.T) {
 	l := testLedger(nil)
 	tag := l.begin(0, 0, 0, true)
 	l.close()
-	l.reply(Reply{Tag: tag})
+	l.reply(&client.Result{Tag: tag})
 	if l.stats.answered() != 0 {
 		t.Error("a reply after the end was counted")
 	}
@@ -129,7 +130,7 @@ func TestClosedLedger(t *testing.T) {
 
 func TestUnknownStatus(t *testing.T) {
 	l := testLedger(nil)
-	l.reply(Reply{Tag: l.begin(0, 0, 0, true), Result: client.Result{Status: 200}})
+	l.reply(&client.Result{Tag: l.begin(0, 0, 0, true), Status: 200})
 	if l.stats.statuses[client.StatusFailed] != 1 {
 		t.Errorf("statuses %v", l.stats.statuses)
 	}
@@ -155,7 +156,7 @@ func TestRequestAllocations(t *testing.T) {
 	l := testLedger(references)
 	request := func() {
 		tag := l.begin(5, time.Millisecond, 2, true)
-		l.reply(Reply{Tag: tag, Arrived: 500, Payload: payload, Result: client.Result{Status: client.StatusOK, Kind: wire.KindTopK, Batch: 4}})
+		l.reply(&client.Result{Tag: tag, Received: shm.Time(500), Payload: payload, Status: client.StatusOK, Kind: wire.KindTopK, Batch: 4})
 	}
 	request()
 	if allocs := testing.AllocsPerRun(1000, request); allocs != 0 {

@@ -117,27 +117,11 @@ type Sender interface {
 	Close() error
 }
 
-// Reply is how a request ended.
-type Reply struct {
-	Tag uint64
-	// Result and Payload are the reply's contents. The payload is valid until the
-	// delivery returns.
-	Result  client.Result
-	Payload []byte
-	// Arrived is when the reply's last datagram was read, in nanoseconds of the
-	// run's Clock.
-	Arrived int64
-	// Err is set if the sender gave the request up without a reply. Unsent means
-	// that it gave up before a byte had left. Dropped means that the request could
-	// no longer be answered in time and was never sent. If Err is set, only the
-	// tag is valid besides these.
-	Err             error
-	Unsent, Dropped bool
-}
-
-// Dialer opens the socket of one stream. Replies are delivered from any goroutine,
-// possibly several at once, and once per tag.
-type Dialer func(ctx context.Context, f Function, stream int, deliver func(Reply)) (Sender, error)
+// Dialer opens the socket of one stream. Ends of requests are delivered from any goroutine,
+// possibly several at once, and once per tag. A result is valid until its delivery returns. Its Received is of
+// the run's Clock. If the sender gave the request up, it has Err; then Sent tells whether a byte had left, and
+// client.ErrLate means that the request could no longer be answered in time.
+type Dialer func(ctx context.Context, f Function, stream int, deliver func(*client.Result)) (Sender, error)
 
 // Options connect a run to its surroundings: sockets, clock, reference, manager,
 // display.

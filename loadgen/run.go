@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/loadgen/arrival"
 )
@@ -196,7 +197,7 @@ func (t *traffic) schedule(alarm Alarm, clock Clock, start int64, spec Spec) {
 		lag := time.Duration(clock.Now() - intended)
 		tag := t.ledger.begin(intended, lag, i%pictures, next.At >= spec.Warmup)
 		if err := t.senders[next.Stream].Send(picture, intended, tag); err != nil {
-			t.ledger.reply(Reply{Tag: tag, Err: err, Unsent: true})
+			t.ledger.reply(&client.Result{Tag: tag, Err: err})
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/loadfake"
 	"github.com/penstock/penstock/internal/testing/must"
@@ -101,7 +102,7 @@ func TestRunCounts(t *testing.T) {
 			case kind == 9:
 				want[wire.StatusLate]++
 				dropped++
-				return loadfake.Outcome{Delay: delay, Err: errors.New("late"), Dropped: true}
+				return loadfake.Outcome{Delay: delay, Err: client.ErrLate}
 			default:
 				want[wire.StatusOK]++
 				return loadfake.Outcome{Delay: delay, Times: 3}
@@ -175,7 +176,7 @@ func (s *stalling) Send(picture []byte, intended int64, tag uint64) error {
 func TestLatencyFromIntended(t *testing.T) {
 	system := &loadfake.System{}
 	report := run(t, constant(t, 100, 10*time.Second), system, func(o *loadgen.Options) {
-		o.Dial = func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
+		o.Dial = func(ctx context.Context, f loadgen.Function, stream int, deliver func(*client.Result)) (loadgen.Sender, error) {
 			sender, err := system.Dial(ctx, f, stream, deliver)
 			return &stalling{Sender: sender, left: 500, stall: time.Second}, err
 		}
@@ -545,7 +546,7 @@ func TestRunStartFails(t *testing.T) {
 		want   string
 	}{
 		"no socket": {func(o *loadgen.Options) {
-			o.Dial = func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
+			o.Dial = func(ctx context.Context, f loadgen.Function, stream int, deliver func(*client.Result)) (loadgen.Sender, error) {
 				if stream == 2 {
 					return nil, errors.New("too many open files")
 				}

@@ -19,13 +19,13 @@ type latencies struct {
 // dialer returns a dialer whose streams record the requests of d's. They skip those of the warm-up.
 func (l *latencies) dialer(d loadgen.Dialer, warmup time.Duration) loadgen.Dialer {
 	began := shm.Now()
-	return func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
+	return func(ctx context.Context, f loadgen.Function, stream int, deliver func(*client.Result)) (loadgen.Sender, error) {
 		s := &timedSender{intended: map[uint64]int64{}}
 		var err error
-		s.Sender, err = d(ctx, f, stream, func(r loadgen.Reply) {
-			if at := s.take(r.Tag); r.Err == nil && r.Result.Status == client.StatusOK && at >= began+int64(warmup) {
+		s.Sender, err = d(ctx, f, stream, func(r *client.Result) {
+			if at := s.take(r.Tag); r.Err == nil && r.Status == client.StatusOK && at >= began+int64(warmup) {
 				l.mu.Lock()
-				l.byFunction[f.Name] = append(l.byFunction[f.Name], time.Duration(r.Arrived-at))
+				l.byFunction[f.Name] = append(l.byFunction[f.Name], time.Duration(shm.Nanos(r.Received)-at))
 				l.mu.Unlock()
 			}
 			deliver(r)

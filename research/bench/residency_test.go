@@ -66,12 +66,12 @@ func (deaf) Close() error                     { return nil }
 
 func TestLatencies(t *testing.T) {
 	l := latencies{byFunction: map[string][]time.Duration{}}
-	var deliver func(loadgen.Reply)
-	dial := l.dialer(func(_ context.Context, _ loadgen.Function, _ int, d func(loadgen.Reply)) (loadgen.Sender, error) {
+	var deliver func(*client.Result)
+	dial := l.dialer(func(_ context.Context, _ loadgen.Function, _ int, d func(*client.Result)) (loadgen.Sender, error) {
 		deliver = d
 		return deaf{}, nil
 	}, time.Hour)
-	s, err := dial(t.Context(), loadgen.Function{Name: "f"}, 0, func(loadgen.Reply) {})
+	s, err := dial(t.Context(), loadgen.Function{Name: "f"}, 0, func(*client.Result) {})
 	must.OK(t, err)
 
 	now, after := shm.Now(), shm.Now()+int64(2*time.Hour)
@@ -80,7 +80,7 @@ func TestLatencies(t *testing.T) {
 		status   client.Status
 	}{{now, client.StatusOK}, {after, client.StatusLate}, {after, client.StatusOK}} {
 		must.OK(t, s.Send(nil, c.intended, uint64(tag)))
-		deliver(loadgen.Reply{Tag: uint64(tag), Result: client.Result{Status: c.status}, Arrived: c.intended + 5})
+		deliver(&client.Result{Tag: uint64(tag), Status: c.status, Received: shm.Time(c.intended + 5)})
 	}
 	if got := l.byFunction["f"]; !slices.Equal(got, []time.Duration{5}) {
 		t.Errorf("%v, want the one ok answer after the warm-up", got)

@@ -55,7 +55,7 @@ func (r *record) begin(intended int64, tag uint64) {
 	r.samples = append(r.samples, sample{intended: intended})
 }
 
-func (r *record) end(reply loadgen.Reply) {
+func (r *record) end(reply *client.Result) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i := int(uint32(reply.Tag))
@@ -65,15 +65,15 @@ func (r *record) end(reply loadgen.Reply) {
 	s := &r.samples[r.open[i]]
 	r.open[i] = -1
 	switch {
-	case reply.Dropped:
+	case errors.Is(reply.Err, client.ErrLate):
 		s.arrived, s.status = shm.Now(), client.StatusLate
 		return
 	case reply.Err != nil:
-		s.unsent = reply.Unsent
+		s.unsent = reply.Sent.IsZero()
 		return
 	}
-	s.arrived, s.status, s.batch = reply.Arrived, reply.Result.Status, reply.Result.Batch
-	s.stages = reply.Result.Stages.Times()
+	s.arrived, s.status, s.batch = shm.Nanos(reply.Received), reply.Status, reply.Batch
+	s.stages = reply.Stages.Times()
 }
 
 // all returns the samples so far, in the order of their intended sends. The caller owns the
@@ -90,8 +90,8 @@ func (r *record) all() []sample {
 
 // dial wraps a dialer so that every request of a function is recorded.
 func (r *record) dial(inner loadgen.Dialer) loadgen.Dialer {
-	return func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
-		s, err := inner(ctx, f, stream, func(reply loadgen.Reply) {
+	return func(ctx context.Context, f loadgen.Function, stream int, deliver func(*client.Result)) (loadgen.Sender, error) {
+		s, err := inner(ctx, f, stream, func(reply *client.Result) {
 			r.end(reply)
 			deliver(reply)
 		})
@@ -108,7 +108,7 @@ func (s *recordingSender) Send(picture []byte, intended int64, tag uint64) error
 	s.record.begin(intended, tag)
 	err := s.Sender.Send(picture, intended, tag)
 	if err != nil {
-		s.record.end(loadgen.Reply{Tag: tag, Err: err, Unsent: true})
+		s.record.end(&client.Result{Tag: tag, Err: err})
 	}
 	return err
 }
@@ -166,7 +166,7 @@ func (r *runner) level(ctx context.Context, b *rig, c *Case, level float64, warm
 	}
 	inner := dialer()
 	busy := startBusy()
-	report, err := loadgen.Run(ctx, spec, loadgen.Options{Dial: func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
+	report, err := loadgen.Run(ctx, spec, loadgen.Options{Dial: func(ctx context.Context, f loadgen.Function, stream int, deliver func(*client.Result)) (loadgen.Sender, error) {
 		return records[f.Name].dial(inner)(ctx, f, stream, deliver)
 	}})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -68,9 +69,8 @@ type Outcome struct {
 	Times   int
 	Result  wire.Result
 	Payload []byte
-	// Err gives the request up. Dropped says that it was late and never sent.
-	Err     error
-	Dropped bool
+	// Err gives the request up.
+	Err error
 }
 
 // errClosed ends outstanding requests when their sender is closed.
@@ -99,7 +99,7 @@ type System struct {
 }
 
 // Dial is a loadgen.Dialer.
-func (s *System) Dial(_ context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
+func (s *System) Dial(_ context.Context, f loadgen.Function, stream int, deliver func(*client.Result)) (loadgen.Sender, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open++
@@ -174,7 +174,7 @@ type sender struct {
 	system   *System
 	function string
 	stream   int
-	deliver  func(loadgen.Reply)
+	deliver  func(*client.Result)
 
 	mu          sync.Mutex
 	closed      bool
@@ -214,9 +214,10 @@ func (s *sender) reply(tag uint64, outcome Outcome) {
 	delete(s.outstanding, tag)
 	r := outcome.Result
 	result := client.Result{Status: client.StatusOK + client.Status(r.Status), Kind: r.Kind, Batch: int(r.Batch),
-		Stages: client.Stages{Queue: r.Queue, Infer: r.Infer}}
+		Stages: client.Stages{Queue: r.Queue, Infer: r.Infer},
+		Tag:    tag, Payload: outcome.Payload, Sent: time.Now(), Received: shm.Time(Clock{}.Now()), Err: outcome.Err}
 	for range max(outcome.Times, 1) {
-		s.deliver(loadgen.Reply{Tag: tag, Result: result, Payload: outcome.Payload, Arrived: Clock{}.Now(), Err: outcome.Err, Dropped: outcome.Dropped})
+		s.deliver(&result)
 	}
 }
 
@@ -231,7 +232,7 @@ func (s *sender) Close() error {
 		if timer != nil {
 			timer.Stop()
 		}
-		s.deliver(loadgen.Reply{Tag: tag, Err: errClosed})
+		s.deliver(&client.Result{Tag: tag, Sent: time.Now(), Err: errClosed})
 	}
 	s.system.mu.Lock()
 	defer s.system.mu.Unlock()
