@@ -7,12 +7,12 @@
         answer = client.infer(picture)
 """
 
-from .client import (
+from ._engine import Stats
+from .answer import (
     Answer,
     Boxes,
     Busy,
     Classes,
-    Client,
     ClientError,
     Closed,
     Failed,
@@ -25,12 +25,11 @@ from .client import (
     Refused,
     RequestError,
     Stages,
-    Stats,
     Status,
-    SyncClient,
     Text,
     Unanswered,
 )
+from .client import Client, SyncClient
 
 __all__ = [
     "Answer",

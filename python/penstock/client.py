@@ -22,32 +22,7 @@ import numpy.typing as npt
 
 from . import _wire
 from ._engine import NEVER, Engine, Message, Options, Request, Stats
-from .answer import (
-    Answer,
-    Boxes,
-    Busy,
-    Classes,
-    ClientError,
-    Closed,
-    Failed,
-    Incomplete,
-    Kind,
-    Late,
-    Masks,
-    Points,
-    Polygons,
-    Refused,
-    RequestError,
-    Stages,
-    Status,
-    Text,
-    Unanswered,
-)
-
-__all__ = [
-    "Answer", "Boxes", "Busy", "Classes", "Client", "ClientError", "Closed", "Failed", "Incomplete", "Kind", "Late",
-    "Masks", "Points", "Polygons", "Refused", "RequestError", "Stages", "Stats", "Status", "SyncClient", "Text", "Unanswered",
-]  # fmt: skip
+from .answer import Answer, ClientError, Closed
 
 Picture = npt.NDArray[Any]
 

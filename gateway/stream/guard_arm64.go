@@ -1,5 +1,0 @@
-package stream
-
-import "golang.org/x/sys/unix"
-
-const architecture = unix.AUDIT_ARCH_AARCH64
