@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/seccomp"
 )
 
 // A source from the network may name other addresses: by a redirect, a playlist or a name server. ffmpeg resolves
@@ -79,33 +81,28 @@ func (g *guard) permits(to netip.AddrPort) bool {
 	return !ip.IsUnspecified() // Linux takes it for loopback
 }
 
-// Offsets in struct seccomp_data (seccomp.h).
-const (
-	offsetNumber       = 0
-	offsetArchitecture = 4
-)
-
 // asked are the system calls that name an address.
 var asked = []uint32{unix.SYS_CONNECT, unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_SENDMMSG}
 
 // filter returns the program that lets the kernel ask. io_uring would send without these calls.
-func filter() ([]bpf.RawInstruction, error) {
-	refuse := bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)}
-	p := []bpf.Instruction{
-		bpf.LoadAbsolute{Off: offsetArchitecture, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: architecture, SkipTrue: 1},
-		bpf.RetConstant{Val: unix.SECCOMP_RET_KILL_PROCESS},
-		bpf.LoadAbsolute{Off: offsetNumber, Size: 4},
-		// amd64's x32 calls have this bit; other architectures have no such numbers.
-		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: 1 << 30, SkipTrue: 1},
-		refuse,
+func filter() []bpf.Instruction {
+	p := append(seccomp.Begin(),
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_IO_URING_SETUP, SkipTrue: 1},
-		refuse,
-	}
+		bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
+	)
 	for _, number := range asked {
 		p = append(p, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: number, SkipTrue: 1}, bpf.RetConstant{Val: unix.SECCOMP_RET_USER_NOTIF})
 	}
-	return bpf.Assemble(append(p, bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}))
+	return append(p, bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW})
+}
+
+// install gives the calling thread the guard's filter. The thread's goroutine must be locked to it and never unlocked.
+func (g *guard) install() (err error) {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	g.fd, err = seccomp.Install(filter(), unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
+	return err
 }
 
 // serve answers the kernel until the other end of stop is closed. It closes both descriptors.

@@ -1,8 +1,6 @@
 package stream
 
 import (
-	"fmt"
-	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,29 +23,6 @@ type response struct {
 	value int64
 	errno int32
 	flags uint32
-}
-
-// install gives the calling thread the guard's filter. The thread's goroutine must be locked to it and never unlocked.
-func (g *guard) install() error {
-	instructions, err := filter()
-	if err != nil {
-		return fmt.Errorf("assemble filter: %w", err)
-	}
-	code := make([]unix.SockFilter, len(instructions))
-	for i, in := range instructions {
-		code[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
-	}
-	program := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("set no_new_privs: %w", err)
-	}
-	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&program)))
-	runtime.KeepAlive(code)
-	if errno != 0 {
-		return fmt.Errorf("install filter: %w", errno)
-	}
-	g.fd = int(fd)
-	return nil
 }
 
 // receive returns the next question. It waits for one.

@@ -1,11 +1,12 @@
 package sandbox
 
 import (
-	"fmt"
 	"slices"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/seccomp"
 )
 
 // The seccomp filter refuses system calls that no inference function needs. They change the
@@ -81,29 +82,19 @@ const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUT
 // Offsets in struct seccomp_data (seccomp.h), little-endian: the lower half of an argument
 // comes first.
 const (
-	offsetNumber       = 0
-	offsetArchitecture = 4
-	offsetArgument0    = 16
-	argumentBytes      = 8
+	offsetArgument0 = 16
+	argumentBytes   = 8
 )
 
-// filter returns the program, in cBPF. A call of a foreign architecture ends the process.
-// clone3 has its flags in memory, which a filter cannot read. It fails with ENOSYS, after
-// which libraries call clone.
-func filter(gpu bool) ([]bpf.RawInstruction, error) {
+// filter returns the program, in cBPF. clone3 has its flags in memory, which a filter cannot read. It fails with ENOSYS,
+// after which libraries call clone.
+func filter(gpu bool) []bpf.Instruction {
 	var (
 		pass    = bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
 		refuse  = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}
 		unknown = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)}
 	)
-	p := []bpf.Instruction{
-		bpf.LoadAbsolute{Off: offsetArchitecture, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: architecture, SkipTrue: 1},
-		bpf.RetConstant{Val: unix.SECCOMP_RET_KILL_PROCESS},
-		bpf.LoadAbsolute{Off: offsetNumber, Size: 4},
-		// amd64's x32 calls have this bit; other architectures have no such numbers.
-		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: 1 << 30, SkipTrue: 1},
-		unknown,
+	p := append(seccomp.Begin(),
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE3, SkipTrue: 1},
 		unknown,
 		// socket: AF_UNIX only.
@@ -112,7 +103,7 @@ func filter(gpu bool) ([]bpf.RawInstruction, error) {
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 1},
 		refuse,
 		pass,
-	}
+	)
 	for _, call := range refusedFlags {
 		p = append(p, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: call.number, SkipTrue: 4},
 			bpf.LoadAbsolute{Off: offsetArgument0 + call.argument*argumentBytes, Size: 4},
@@ -134,9 +125,5 @@ func filter(gpu bool) ([]bpf.RawInstruction, error) {
 	for _, number := range all {
 		p = append(p, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: number, SkipTrue: 1}, refuse)
 	}
-	raw, err := bpf.Assemble(append(p, pass))
-	if err != nil {
-		return nil, fmt.Errorf("assemble seccomp filter: %w", err)
-	}
-	return raw, nil
+	return append(p, pass)
 }

@@ -11,6 +11,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/seccomp"
 )
 
 // verb is the first argument that makes this binary the launcher.
@@ -148,7 +150,8 @@ func restrict(s *Spec) error {
 	if err := followParent(s.Parent); err != nil {
 		return err
 	}
-	return restrictCalls(s.GPU)
+	_, err := seccomp.Install(filter(s.GPU), 0)
+	return err
 }
 
 func readSpec() (*Spec, error) {

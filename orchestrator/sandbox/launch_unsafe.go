@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"fmt"
-	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,23 +24,5 @@ func Become(u *User) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
 		return fmt.Errorf("become user %s: %w", u.Name, errno)
 	}
-	return nil
-}
-
-// restrictCalls installs the seccomp filter on the calling thread.
-func restrictCalls(gpu bool) error {
-	raw, err := filter(gpu)
-	if err != nil {
-		return err
-	}
-	code := make([]unix.SockFilter, len(raw))
-	for i, r := range raw {
-		code[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
-	}
-	program := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
-	if _, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&program))); errno != 0 {
-		return fmt.Errorf("install seccomp filter: %w", errno)
-	}
-	runtime.KeepAlive(code)
 	return nil
 }

@@ -15,18 +15,13 @@ import (
 
 	"github.com/landlock-lsm/go-landlock/landlock"
 	"github.com/landlock-lsm/go-landlock/landlock/syscall"
+	"github.com/penstock/penstock/internal/seccomp"
 	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // An interpreter runs the filter on calls as the kernel would describe them.
 func TestFilter(t *testing.T) {
-	raw, err := filter(false)
-	must.OK(t, err)
-	program, ok := bpf.Disassemble(raw)
-	if !ok {
-		t.Fatal("it has unknown instructions")
-	}
-	vm, err := bpf.NewVM(program)
+	vm, err := bpf.NewVM(filter(false))
 	must.OK(t, err)
 	const foreign = unix.AUDIT_ARCH_I386
 	eperm, enosys := unix.SECCOMP_RET_ERRNO|int(unix.EPERM), unix.SECCOMP_RET_ERRNO|int(unix.ENOSYS)
@@ -35,47 +30,47 @@ func TestFilter(t *testing.T) {
 		want                           int
 	}
 	rows := map[string]row{
-		"read":                          {architecture, unix.SYS_READ, 0, unix.SECCOMP_RET_ALLOW},
-		"execve":                        {architecture, unix.SYS_EXECVE, 0, unix.SECCOMP_RET_ALLOW},
+		"read":                          {seccomp.Architecture, unix.SYS_READ, 0, unix.SECCOMP_RET_ALLOW},
+		"execve":                        {seccomp.Architecture, unix.SYS_EXECVE, 0, unix.SECCOMP_RET_ALLOW},
 		"foreign architecture":          {foreign, unix.SYS_READ, 0, unix.SECCOMP_RET_KILL_PROCESS},
-		"x32":                           {architecture, 1<<30 | unix.SYS_PTRACE, 0, enosys},
-		"clone3":                        {architecture, unix.SYS_CLONE3, 0, enosys},
-		"thread":                        {architecture, unix.SYS_CLONE, unix.CLONE_VM | unix.CLONE_THREAD, unix.SECCOMP_RET_ALLOW},
-		"fork":                          {architecture, unix.SYS_CLONE, uint32(unix.SIGCHLD), unix.SECCOMP_RET_ALLOW},
-		"clone with a user namespace":   {architecture, unix.SYS_CLONE, unix.CLONE_NEWUSER | uint32(unix.SIGCHLD), eperm},
-		"clone with a mount namespace":  {architecture, unix.SYS_CLONE, unix.CLONE_NEWNS, eperm},
-		"clone of a sibling":            {architecture, unix.SYS_CLONE, unix.CLONE_PARENT | uint32(unix.SIGCHLD), eperm},
-		"socket of Unix":                {architecture, unix.SYS_SOCKET, unix.AF_UNIX, unix.SECCOMP_RET_ALLOW},
-		"socket of IPv4":                {architecture, unix.SYS_SOCKET, unix.AF_INET, eperm},
-		"socket of IPv6":                {architecture, unix.SYS_SOCKET, unix.AF_INET6, eperm},
-		"socket of netlink":             {architecture, unix.SYS_SOCKET, unix.AF_NETLINK, eperm},
-		"socket of virtual machines":    {architecture, unix.SYS_SOCKET, unix.AF_VSOCK, eperm},
-		"ptrace":                        {architecture, unix.SYS_PTRACE, 0, eperm},
-		"io_uring_setup":                {architecture, unix.SYS_IO_URING_SETUP, 0, eperm},
-		"the last of the list":          {architecture, refused[len(refused)-1], 0, eperm},
-		"memory of the GPU (ioctl)":     {architecture, unix.SYS_IOCTL, 0, unix.SECCOMP_RET_ALLOW},
-		"memory that is locked (mlock)": {architecture, unix.SYS_MLOCK, 0, unix.SECCOMP_RET_ALLOW},
-		"memory that outlives it":       {architecture, unix.SYS_SHMGET, 0, eperm},
-		"a new session":                 {architecture, unix.SYS_SETSID, 0, eperm},
-		"another process group":         {architecture, unix.SYS_SETPGID, 0, eperm},
-		"own priority":                  {architecture, unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, unix.SECCOMP_RET_ALLOW},
-		"priority of the user":          {architecture, unix.SYS_SETPRIORITY, unix.PRIO_USER, eperm},
-		"own I/O priority":              {architecture, unix.SYS_IOPRIO_SET, ioprioProcess, unix.SECCOMP_RET_ALLOW},
-		"I/O priority of the user":      {architecture, unix.SYS_IOPRIO_SET, 3, eperm},
+		"x32":                           {seccomp.Architecture, 1<<30 | unix.SYS_PTRACE, 0, enosys},
+		"clone3":                        {seccomp.Architecture, unix.SYS_CLONE3, 0, enosys},
+		"thread":                        {seccomp.Architecture, unix.SYS_CLONE, unix.CLONE_VM | unix.CLONE_THREAD, unix.SECCOMP_RET_ALLOW},
+		"fork":                          {seccomp.Architecture, unix.SYS_CLONE, uint32(unix.SIGCHLD), unix.SECCOMP_RET_ALLOW},
+		"clone with a user namespace":   {seccomp.Architecture, unix.SYS_CLONE, unix.CLONE_NEWUSER | uint32(unix.SIGCHLD), eperm},
+		"clone with a mount namespace":  {seccomp.Architecture, unix.SYS_CLONE, unix.CLONE_NEWNS, eperm},
+		"clone of a sibling":            {seccomp.Architecture, unix.SYS_CLONE, unix.CLONE_PARENT | uint32(unix.SIGCHLD), eperm},
+		"socket of Unix":                {seccomp.Architecture, unix.SYS_SOCKET, unix.AF_UNIX, unix.SECCOMP_RET_ALLOW},
+		"socket of IPv4":                {seccomp.Architecture, unix.SYS_SOCKET, unix.AF_INET, eperm},
+		"socket of IPv6":                {seccomp.Architecture, unix.SYS_SOCKET, unix.AF_INET6, eperm},
+		"socket of netlink":             {seccomp.Architecture, unix.SYS_SOCKET, unix.AF_NETLINK, eperm},
+		"socket of virtual machines":    {seccomp.Architecture, unix.SYS_SOCKET, unix.AF_VSOCK, eperm},
+		"ptrace":                        {seccomp.Architecture, unix.SYS_PTRACE, 0, eperm},
+		"io_uring_setup":                {seccomp.Architecture, unix.SYS_IO_URING_SETUP, 0, eperm},
+		"the last of the list":          {seccomp.Architecture, refused[len(refused)-1], 0, eperm},
+		"memory of the GPU (ioctl)":     {seccomp.Architecture, unix.SYS_IOCTL, 0, unix.SECCOMP_RET_ALLOW},
+		"memory that is locked (mlock)": {seccomp.Architecture, unix.SYS_MLOCK, 0, unix.SECCOMP_RET_ALLOW},
+		"memory that outlives it":       {seccomp.Architecture, unix.SYS_SHMGET, 0, eperm},
+		"a new session":                 {seccomp.Architecture, unix.SYS_SETSID, 0, eperm},
+		"another process group":         {seccomp.Architecture, unix.SYS_SETPGID, 0, eperm},
+		"own priority":                  {seccomp.Architecture, unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, unix.SECCOMP_RET_ALLOW},
+		"priority of the user":          {seccomp.Architecture, unix.SYS_SETPRIORITY, unix.PRIO_USER, eperm},
+		"own I/O priority":              {seccomp.Architecture, unix.SYS_IOPRIO_SET, ioprioProcess, unix.SECCOMP_RET_ALLOW},
+		"I/O priority of the user":      {seccomp.Architecture, unix.SYS_IOPRIO_SET, 3, eperm},
 	}
 	for name, number := range map[string]uint32{
 		"limits": unix.SYS_PRLIMIT64, "policy": unix.SYS_SCHED_SETSCHEDULER, "parameters": unix.SYS_SCHED_SETPARAM,
 		"attributes": unix.SYS_SCHED_SETATTR, "CPUs": unix.SYS_SCHED_SETAFFINITY, "pages to nodes": unix.SYS_MIGRATE_PAGES,
 		"pages": unix.SYS_MOVE_PAGES,
 	} {
-		rows["own "+name] = row{architecture, number, 0, unix.SECCOMP_RET_ALLOW}
-		rows[name+" of another process"] = row{architecture, number, 4711, eperm}
+		rows["own "+name] = row{seccomp.Architecture, number, 0, unix.SECCOMP_RET_ALLOW}
+		rows[name+" of another process"] = row{seccomp.Architecture, number, 4711, eperm}
 	}
 	check := func(name string, c row, position int) {
 		// struct seccomp_data; the interpreter reads its fields as big-endian.
 		data := make([]byte, 64)
-		binary.BigEndian.PutUint32(data[offsetNumber:], c.number)
-		binary.BigEndian.PutUint32(data[offsetArchitecture:], c.architecture)
+		binary.BigEndian.PutUint32(data[0:], c.number)
+		binary.BigEndian.PutUint32(data[4:], c.architecture)
 		binary.BigEndian.PutUint32(data[offsetArgument0+position*argumentBytes:], c.argument)
 		if got, err := vm.Run(data); err != nil || got != c.want {
 			t.Errorf("%s: %#x, %v; want %#x", name, got, err, c.want)
@@ -85,10 +80,10 @@ func TestFilter(t *testing.T) {
 		check(name, c, 0)
 	}
 	const private = unix.MAP_PRIVATE | unix.MAP_ANON
-	check("memory", row{architecture, unix.SYS_MMAP, private, unix.SECCOMP_RET_ALLOW}, 3)
-	check("memory of huge pages", row{architecture, unix.SYS_MMAP, private | unix.MAP_HUGETLB, eperm}, 3)
-	check("file in memory", row{architecture, unix.SYS_MEMFD_CREATE, unix.MFD_CLOEXEC, unix.SECCOMP_RET_ALLOW}, 1)
-	check("file in huge pages", row{architecture, unix.SYS_MEMFD_CREATE, unix.MFD_HUGETLB, eperm}, 1)
+	check("memory", row{seccomp.Architecture, unix.SYS_MMAP, private, unix.SECCOMP_RET_ALLOW}, 3)
+	check("memory of huge pages", row{seccomp.Architecture, unix.SYS_MMAP, private | unix.MAP_HUGETLB, eperm}, 3)
+	check("file in memory", row{seccomp.Architecture, unix.SYS_MEMFD_CREATE, unix.MFD_CLOEXEC, unix.SECCOMP_RET_ALLOW}, 1)
+	check("file in huge pages", row{seccomp.Architecture, unix.SYS_MEMFD_CREATE, unix.MFD_HUGETLB, eperm}, 1)
 }
 
 func TestRules(t *testing.T) {
