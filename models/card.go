@@ -136,6 +136,8 @@ type Input struct {
 	// shape is [batch, H, W, C] or [batch, C, H, W].
 	TensorType   DType
 	TensorLayout Layout
+	// BatchAxis is that of the tensor: 0 or NoBatchAxis.
+	BatchAxis int `json:",omitempty"`
 	// UYVY: the picture on the wire is UYVY, 8 bit, in place of three channels of WireType. Cards
 	// never set it; some cameras send it.
 	UYVY bool `json:",omitempty"`
@@ -222,7 +224,7 @@ func (c *Card) StateBytes() (bytes int) {
 func (c *Card) InputTensors() []Tensor {
 	tensors := slices.Clip(c.Inputs)
 	if len(tensors) == 0 {
-		tensors = []Tensor{{Name: c.Input.Name, Type: c.Input.TensorType, Shape: c.Input.Shape(1)[1:]}}
+		tensors = []Tensor{{Name: c.Input.Name, Type: c.Input.TensorType, Shape: c.Input.Shape(1)[1:], BatchAxis: c.Input.BatchAxis}}
 	}
 	for _, s := range c.State {
 		in := s.Output

@@ -136,9 +136,7 @@ func (c *Card) decode(root document.Value) {
 	}
 	c.Outputs = c.checkTensors(root.Find("outputs"), f.Outputs)
 
-	if c.Batches = f.Batches; len(c.Batches) == 0 {
-		c.chooseBatches()
-	}
+	c.chooseBatches(f.Batches)
 	for i, n := range c.Batches[min(1, len(c.Batches)):] {
 		if last := c.Batches[i]; n > 0 && n < last {
 			root.Find("batches", i+1).Reject("is %d after %d, want batch sizes, ascending, like [1, 2, 4, 8]", n, last)
@@ -418,18 +416,25 @@ func (c *Card) packInputs(v document.Value) {
 	c.Input = pack(c.Inputs, c.MaxBatch())
 }
 
-// chooseBatches sets the batch sizes of a card that names none.
-func (c *Card) chooseBatches() {
-	if n := c.fixedBatch(); n > 0 {
-		c.Batches = []int{n}
+// chooseBatches sets the batch sizes: those of the card, or that of the model, or automatic ones.
+func (c *Card) chooseBatches(list []int) {
+	if c.Batches = list; len(list) > 1 || len(list) == 1 && list[0] != 1 {
 		return
 	}
-	c.AutoBatches, c.Batches = true, slices.Clone(autoBatches)
-	c.Batches = c.batchesWithin(c.MaxBatch(), maxTensorBytes)
+	switch n := c.fixedBatch(); {
+	case len(list) == 1:
+	case n > 0:
+		c.Batches = []int{n}
+	default:
+		c.AutoBatches, c.Batches = true, slices.Clone(autoBatches)
+		c.Batches = c.batchesWithin(c.MaxBatch(), maxTensorBytes)
+	}
 }
 
-// fixedBatch returns the batch of the model's file, if that is the same for all requests; else 0.
-func (c *Card) fixedBatch() int {
+// fixedBatch returns the batch of the model's file, if that is the same for all requests; else 0. A tensor that has the
+// card's shape in the file has no batch axis; the batch is then 1. If the card says batches: [1], the file may leave
+// dimensions of the shape open.
+func (c *Card) fixedBatch() (batch int) {
 	if c.Framework != "onnx" || c.Model == "" {
 		return 0
 	}
@@ -437,17 +442,37 @@ func (c *Card) fixedBatch() int {
 	if err != nil {
 		return 0 // ONNX Runtime reports it better
 	}
-	tensors := slices.Concat(c.InputTensors(), c.OutputTensors())
-	for _, v := range append(model.Inputs, model.Outputs...) {
-		i := slices.IndexFunc(tensors, func(t Tensor) bool { return t.Name == v.Name })
-		if i < 0 || tensors[i].Rows != nil || len(v.Shape) != 1+len(tensors[i].Shape) {
-			continue
-		}
-		if n := v.Shape[tensors[i].BatchAxis].Size; n > 0 && n <= MaxBatchSize {
-			return int(n)
+	declared := map[string][]onnxfile.Dim{}
+	for _, v := range slices.Concat(model.Inputs, model.Outputs) {
+		declared[v.Name] = v.Shape
+	}
+	fits := func(d onnxfile.Dim, n int64) bool { return d.Size == n || d.Size < 0 && len(c.Batches) == 1 }
+	single := false
+
+	inputs := c.InputTensors()
+	for _, tensors := range [][]Tensor{inputs, c.Outputs} {
+		for i := range tensors {
+			t := &tensors[i]
+			dims := declared[t.Name]
+			switch {
+			case t.Rows != nil || len(dims) == 0:
+			case t.BatchAxis == 0 && slices.EqualFunc(dims, t.Shape, fits):
+				t.BatchAxis, single = NoBatchAxis, true
+			case batch == 0 && len(dims) == 1+len(t.Shape):
+				if n := dims[t.BatchAxis].Size; n > 0 && n <= MaxBatchSize {
+					batch = int(n)
+				}
+			}
 		}
 	}
-	return 0
+	if len(c.Inputs) == 0 {
+		c.Input.BatchAxis = inputs[0].BatchAxis
+	}
+	copy(c.Inputs, inputs)
+	if single {
+		return 1
+	}
+	return batch
 }
 
 // decodeConstants reads inputs that no request has.

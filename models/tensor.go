@@ -128,12 +128,15 @@ type Tensor struct {
 	Type DType
 	// Shape is that of one image; it is empty if there is one element per image.
 	Shape []int64
-	// BatchAxis is the axis of the model's tensor that has the images. Libml's buffers have one image after the other,
-	// whatever it is.
+	// BatchAxis is the axis of the model's tensor that has the images, or NoBatchAxis. Libml's buffers have one image after
+	// the other, whatever it is.
 	BatchAxis int `json:",omitempty"`
 	// Rows is set if the number of rows depends on what is in the image. Shape then begins with Rows.Max.
 	Rows *Rows `json:",omitempty"`
 }
+
+// NoBatchAxis is the batch axis of a tensor whose model takes one image at a time. The card's only batch is then 1.
+const NoBatchAxis = -1
 
 // Rows describes rows whose number depends on what is in the image. Libml's buffers have zeros behind them.
 type Rows struct {
@@ -159,5 +162,8 @@ func (t *Tensor) Bytes() int { return t.Type.Bytes() * t.Elements() }
 
 // Batch returns the shape of n images in the model.
 func (t *Tensor) Batch(n int) []int64 {
+	if t.BatchAxis == NoBatchAxis {
+		return t.Shape
+	}
 	return slices.Insert(slices.Clone(t.Shape), t.BatchAxis, int64(n))
 }

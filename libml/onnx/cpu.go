@@ -237,10 +237,11 @@ func (t *transposition) run() {
 // interleaved returns how many parts of an image the model's tensor has apart from each other, and the bytes of
 // each. It is one part if the images are one after the other.
 func interleaved(t *models.Tensor, n int) (outer, inner int) {
-	before := models.Tensor{Type: t.Type, Shape: t.Shape[:t.BatchAxis]}
-	if outer = before.Elements(); n == 1 {
-		outer = 1
+	if n == 1 {
+		return 1, t.Bytes()
 	}
+	before := models.Tensor{Type: t.Type, Shape: t.Shape[:t.BatchAxis]}
+	outer = before.Elements()
 	return outer, t.Bytes() / outer
 }
 

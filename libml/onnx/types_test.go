@@ -92,6 +92,59 @@ func TestBatchAxis(t *testing.T) {
 	}
 }
 
+// Tensors without a batch axis are those of one image: y is the negative of x, plus b if there is one.
+func TestNoBatchAxis(t *testing.T) {
+	const n = tinymodel.Dynamic
+	for name, c := range map[string]struct {
+		x, y, b []int64 // in the file
+		card    string
+	}{
+		"output":          {x: []int64{1, 2}, y: []int64{2}, card: "inputs: [{name: x, shape: [2]}]"},
+		"input, output":   {x: []int64{2}, y: []int64{2}, card: "inputs: [{name: x, shape: [2]}]"},
+		"picture":         {x: []int64{1, 2, 1}, y: []int64{2}, card: "input: {name: x, size: [1, 2, 1], wire: {type: f32, layout: hwc}, tensor: {type: f32, layout: hwc}}"},
+		"one of two":      {x: []int64{1, 2}, b: []int64{2}, y: []int64{2}, card: "inputs: [{name: x, shape: [2]}, {name: b, shape: [2]}]"},
+		"open dimensions": {x: []int64{n, 2}, y: []int64{n}, card: "inputs: [{name: x, shape: [2]}]\nbatches: [1]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			value := func(name string, dims []int64) tinymodel.Value {
+				return tinymodel.Value{Name: name, Type: tinymodel.F32, Dims: dims}
+			}
+			m := tinymodel.Model{
+				Inputs:  []tinymodel.Value{value("x", c.x)},
+				Outputs: []tinymodel.Value{value("y", c.y)},
+				Nodes:   []tinymodel.Node{{Op: "Squeeze", Inputs: []string{"x"}, Outputs: []string{"s"}}, {Op: "Neg", Inputs: []string{"s"}, Outputs: []string{"y"}}},
+			}
+			floats, want := []float64{3, -5}, []float32{-3, 5}
+			if c.b != nil {
+				m.Inputs = append(m.Inputs, value("b", c.b))
+				m.Nodes[1] = tinymodel.Node{Op: "Sub", Inputs: []string{"b", "s"}, Outputs: []string{"y"}}
+				floats, want = append(floats, 10, 20), []float32{7, 25}
+			}
+			dir := t.TempDir()
+			must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), m.Encode(), 0o600))
+			text := "name: one\nversion: 1\nframework: onnx\nmodel: model.onnx\nslo: 1s\noutputs: [{name: y, shape: [2]}]\n" + c.card
+			must.OK(t, os.WriteFile(filepath.Join(dir, "card.yaml"), []byte(text), 0o600))
+			card, err := models.ReadCard(filepath.Join(dir, "card.yaml"))
+			must.OK(t, err)
+			if !slices.Equal(card.Batches, []int{1}) {
+				t.Errorf("batches of %v, want one image", card.Batches)
+			}
+
+			f, y := linked(t, card), make([]byte, 8)
+			var inputs [][]byte
+			for i := range len(floats) / 2 {
+				inputs = append(inputs, models.F32.Append(models.F32.Append(nil, floats[2*i]), floats[2*i+1]))
+			}
+			_, err = f.ConfigureBatch(0, 1, device.HostBuffers(inputs...), device.HostBuffers(y))
+			must.OK(t, err)
+			must.OK(t, f.InferBatch(0, 1))
+			if got := answer.Floats(models.F32, y); !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+}
+
 // addCard returns the card of a model with two inputs and two constants: y = a + Cast(b) + Cast(k) + s. a and s
 // are f32 [n, 3], b is i64 [n, 1], k is i64 without axes.
 func addCard(t *testing.T, constants string) (*models.Card, error) {

@@ -45,7 +45,7 @@ func shape(dims []int64) string {
 func Check(card *models.Card, inputs, outputs []Tensor) error {
 	first := card.InputTensors()[0]
 	open := slices.ContainsFunc(inputs, func(t Tensor) bool {
-		return t.Name == first.Name && len(t.Dims) > first.BatchAxis && t.Dims[first.BatchAxis] < 0
+		return t.Name == first.Name && images(t.Dims, first.BatchAxis) < 0
 	})
 	if err := checkInputs(card, inputs, open); err != nil {
 		return err
@@ -152,8 +152,11 @@ func findTensor(kind string, card *models.Card, t *models.Tensor, have []Tensor,
 	if t.Rows != nil {
 		return got, checkRows(card, t, got, shape)
 	}
-	if axis := slices.Index(got.Dims, -1); open && axis >= 0 && t.BatchAxis < len(got.Dims) && got.Dims[t.BatchAxis] > 1 {
+	if axis := slices.Index(got.Dims, -1); open && axis >= 0 && images(got.Dims, t.BatchAxis) > 1 {
 		return got, fmt.Errorf("%s %q is %s in the model, with its batch on axis %d; want batch_axis: %d%s", kind, t.Name, got, axis, axis, card.Place(shape))
+	}
+	if got.Type == string(t.Type) && len(got.Dims) > 0 && t.BatchAxis == 0 && fits(got.Dims, t.Shape, -1) {
+		return got, fmt.Errorf("%s %q is %s in the model, without an axis for images; want batches: [1]%s", kind, t.Name, got, card.Place("batches"))
 	}
 	want := Tensor{t.Name, string(t.Type), t.Batch(-1)}
 	if got.Type != want.Type || len(got.Dims) > 0 && !fits(got.Dims, want.Dims, t.BatchAxis) {
@@ -186,11 +189,20 @@ func fits(got, want []int64, batch int) bool {
 
 // checkFixed returns an error if the model has a fixed batch and the card has other ones.
 func checkFixed(kind string, card *models.Card, got Tensor, axis int) error {
-	if len(got.Dims) == 0 || got.Dims[axis] < 0 || len(card.Batches) == 1 && got.Dims[axis] == int64(card.Batches[0]) {
+	n := images(got.Dims, axis)
+	if len(got.Dims) == 0 || n < 0 || len(card.Batches) == 1 && n == int64(card.Batches[0]) {
 		return nil
 	}
 	return fmt.Errorf("%s %q is %s in the model, fixed at batch %d; the card has batches %v%s, want [%d] if axis %d is the batch: smaller batches are padded",
-		kind, got.Name, got, got.Dims[axis], card.Batches, card.Place("batches"), got.Dims[axis], axis)
+		kind, got.Name, got, n, card.Batches, card.Place("batches"), n, axis)
+}
+
+// images returns the batch of a tensor in the model: -1 if the model takes any, 1 if it has no axis for it.
+func images(dims []int64, axis int) int64 {
+	if axis < 0 || axis >= len(dims) {
+		return 1
+	}
+	return dims[axis]
 }
 
 func describe(ts []Tensor) string {

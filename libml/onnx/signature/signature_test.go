@@ -43,6 +43,7 @@ func TestCheck(t *testing.T) {
 		{"fixed at batch 1", []Tensor{{"x", "f32", []int64{1, 3, 4, 6}}}, []Tensor{y, z},
 			`input "x" is f32 [1, 3, 4, 6] in the model, fixed at batch 1; the card has batches [1 2] (/m/card.yaml:9), want [1]`},
 		{"batch on the second axis", []Tensor{x}, []Tensor{{"y", "f32", []int64{4, -1}}, z}, "output \"y\" is f32 [4, n] in the model, with its batch on axis 1; want batch_axis: 1 (/m/card.yaml:6)"},
+		{"without an axis for images", []Tensor{x}, []Tensor{y, {"z", "f32", []int64{5, 4}}}, `output "z" is f32 [5, 4] in the model, without an axis for images; want batches: [1] (/m/card.yaml:9)`},
 		{"another dynamic axis", []Tensor{x}, []Tensor{{"y", "f32", []int64{1, -1}}, z}, "fixed at batch 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
