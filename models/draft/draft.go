@@ -64,7 +64,7 @@ func Write(name, file string, model *onnxfile.Model, o *Observed, took time.Dura
 	w.line("model: %s", quote(file))
 
 	_, w.picture = pictureAxes(model.Inputs)
-	w.picture = w.picture && picture(model)
+	w.picture = w.picture && picture(model) && len(o.Inputs[0].Shape) == 3
 	values, known, err := w.values()
 	if err != nil {
 		return nil, err

@@ -75,7 +75,11 @@ func Observe(model *onnxfile.Model, size []int64, runner Runner) (*Observed, err
 	for _, try := range tries {
 		o := &Observed{Batch: fixedBatch(model), SizeGuessed: len(tries) > 1 || len(size) == 0 && len(try) > 0 && model.Metadata["imgsz"] == ""}
 		o.Inputs = inputs(model, try)
-		if err := o.observe(model, runner); err == nil {
+		err := o.observe(model, runner)
+		if err == nil && o.Batch > 1 && o.Single != "" {
+			o, err = o.whole(model, runner)
+		}
+		if err == nil {
 			return o, nil
 		} else if first == nil {
 			first = err
@@ -164,7 +168,7 @@ func sizes(model *onnxfile.Model, size []int64) ([][]int64, error) {
 		return [][]int64{{48, 320}}, nil
 	case picture && len(open) == 1 && slices.ContainsFunc(model.Inputs[0].Shape, func(d onnxfile.Dim) bool { return d.Size == 48 || d.Size == 32 }):
 		square = []int64{320}
-	case picture && len(model.Outputs[0].Shape) == 2:
+	case picture && len(model.Outputs) < 3 && len(model.Outputs[0].Shape) == 2: // classes or features
 		square = []int64{224, 256, 640}
 	case !picture:
 		square = []int64{512, 16000, 128, 16, 1}
@@ -263,6 +267,17 @@ func constant(in *Input, main []int64, picture bool) []float64 {
 	return nil
 }
 
+// whole observes a model whose first axis is not one of independent images: a request has all of it.
+func (o *Observed) whole(model *onnxfile.Model, runner Runner) (*Observed, error) {
+	all := &Observed{Batch: 1, Single: o.Single, SizeGuessed: o.SizeGuessed, Inputs: slices.Clone(o.Inputs)}
+	for i := range all.Inputs {
+		if in := &all.Inputs[i]; in.Axis >= 0 {
+			in.Shape, in.Axis = slices.Insert(slices.Clone(in.Shape), in.Axis, o.Batch), -1
+		}
+	}
+	return all, all.observe(model, runner)
+}
+
 // maxElements bounds the inputs of a run.
 const maxElements = 1 << 25
 
@@ -335,6 +350,11 @@ func (o *Observed) observe(model *onnxfile.Model, runner Runner) error {
 		}
 	}
 	o.alignStates()
+	for _, in := range o.Inputs {
+		if in.Axis < 0 && in.Constant == nil && o.Single == "" && o.Batch == 0 {
+			o.Single = fmt.Sprintf("no axis of input %q follows the batch", in.Name)
+		}
+	}
 	return nil
 }
 
@@ -363,21 +383,24 @@ func (out *Output) compare(one, other, two Tensor, n int, o *Observed) {
 				break
 			}
 		}
-	} else {
-		out.Axis = slices.Index(one.Shape, int64(n))
+	} else if axis := slices.Index(one.Shape, int64(n)); axis == 0 || n > 1 {
+		out.Axis = axis // a dimension of 1 further on may be anything
 	}
-	if out.Axis < 0 {
+	switch {
+	case out.Axis < 0 && o.Batch == 1: // as good as any
+	case out.Axis < 0:
 		o.Single = fmt.Sprintf("no axis of output %q follows the batch", out.Name)
-		return
-	}
-	if n == 1 && out.Axis >= 0 && one.Shape[out.Axis] == 1 || n > 1 {
+	case one.Shape[out.Axis] != int64(n):
+		o.Single = fmt.Sprintf("output %q has %d rows per image", out.Name, one.Shape[out.Axis])
+		out.Axis = -1
+	default:
 		out.Shape = slices.Delete(slices.Clone(one.Shape), out.Axis, out.Axis+1)
-	} else {
-		out.Axis, o.Single = -1, fmt.Sprintf("output %q has %d rows per image", out.Name, one.Shape[out.Axis])
-		return
 	}
 
 	alone, different, batched := row(one, out.Axis), row(other, out.Axis), row(two, out.Axis)
+	if out.Axis < 0 {
+		batched = alone
+	}
 	var spread, largest, distance, sum float64
 	lowest := math.Inf(1)
 	for i, v := range alone {
@@ -443,8 +466,11 @@ func firstColumn(t Tensor) (values []float64) {
 	return values
 }
 
-// row returns the values of the first image.
+// row returns the values of the first image, or all if the tensor has no axis for images.
 func row(t Tensor, axis int) (values []float64) {
+	if axis < 0 {
+		return t.Values
+	}
 	inner := int(elements(t.Shape[axis+1:]))
 	stride := inner * int(t.Shape[axis])
 	for at := 0; at+inner <= len(t.Values) && stride > 0; at += stride {

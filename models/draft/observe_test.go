@@ -52,6 +52,7 @@ func mean(in Tensor, image int) (sum float64) {
 func TestObserveOutputs(t *testing.T) {
 	model := &onnxfile.Model{Inputs: []onnxfile.Value{value("x", "f32", "n 3 8 8")}, Outputs: []onnxfile.Value{value("y", "f32", "")}}
 	fixed := &onnxfile.Model{Inputs: []onnxfile.Value{value("x", "f32", "4 3 8 8")}, Outputs: model.Outputs}
+	single := &onnxfile.Model{Inputs: []onnxfile.Value{value("x", "f32", "1 3 8 8")}, Outputs: model.Outputs}
 	for name, c := range map[string]struct {
 		model  *onnxfile.Model
 		run    run
@@ -94,7 +95,13 @@ func TestObserveOutputs(t *testing.T) {
 		}, []int64{2}, 0, 4, ""},
 		"fixed batch, mixed": {fixed, func(in []Tensor) ([]Tensor, error) {
 			return []Tensor{tensor("y", func(i int) float64 { return mean(in[0], 1) }, 4, 2)}, nil
-		}, []int64{2}, 0, 4, "depend on the other images"},
+		}, []int64{4, 2}, -1, 1, "depend on the other images"},
+		"fixed first axis, no batch": {fixed, func(in []Tensor) ([]Tensor, error) {
+			return []Tensor{tensor("y", func(i int) float64 { return mean(in[0], 1) }, 1, 2)}, nil
+		}, []int64{2}, 0, 1, `no axis of output "y" follows the batch`},
+		"one fixed, without batch axis": {single, func(in []Tensor) ([]Tensor, error) {
+			return []Tensor{tensor("y", func(i int) float64 { return 1 }, 12, 1)}, nil
+		}, []int64{12, 1}, -1, 1, ""},
 	} {
 		o, err := Observe(c.model, nil, c.run)
 		if err != nil {
@@ -192,7 +199,8 @@ func TestObserveInputs(t *testing.T) {
 		"no batch":          {inputs: "x f32 1 3 32 32", want: "x[3 32 32]"},
 		"state":             {inputs: "x f32 ? ?; state f32 2 ? 128; sr i64", size: []int64{576}, want: "x[576] state[2 128]=stateN sr[]=16000"},
 		"state, named axes": {inputs: "x f32 batch t; sr i64; state f32 2 batch 128", size: []int64{576}, want: "x[576] sr[]=16000 state[2 128]=stateN"},
-		"state, fixed":      {inputs: "x f32 1 576; state f32 2 1 128", want: "x[576] state[2 128]=stateN"},
+		"state, fixed":      {inputs: "x f32 1 576; state f32 2 1 128", want: "x[576] state[2 1 128]=stateN"},
+		"state, fixed at 4": {inputs: "x f32 4 576; state f32 2 4 128", want: "x[576] state[2 128]=stateN"},
 		"one size by name":  {inputs: "x f32 n s; mask f32 n s", size: []int64{7}, want: "x[7] mask[7]"},
 		"size chosen":       {inputs: "x f32 n ?", want: "x[512]"},
 		"picture":           {inputs: "x f32 n 3 h w", want: "x[3 224 224]"},
