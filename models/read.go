@@ -458,7 +458,7 @@ func (c *Card) fixedBatch() (batch int) {
 			case t.Rows != nil || len(dims) == 0:
 			case t.BatchAxis == 0 && slices.EqualFunc(dims, t.Shape, fits):
 				t.BatchAxis, single = NoBatchAxis, true
-			case batch == 0 && len(dims) == 1+len(t.Shape):
+			case batch == 0 && len(dims) == 1+len(t.Shape) && t.BatchAxis < len(dims):
 				if n := dims[t.BatchAxis].Size; n > 0 && n <= MaxBatchSize {
 					batch = int(n)
 				}

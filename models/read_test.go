@@ -382,6 +382,14 @@ func TestAutoBatches(t *testing.T) {
 			}
 		})
 	}
+
+	dir := folder(t)
+	open.Outputs = fixed.Outputs
+	must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), open.Encode(), 0o600))
+	_, err := read(t, dir, strings.NewReplacer("[1, 2, 4]", "auto", "shape: [3]", "shape: [3], batch_axis: 2").Replace(card))
+	if err == nil || !strings.Contains(err.Error(), "batch_axis: is 2, want at most 1") {
+		t.Errorf("a batch axis beyond the tensor's: %v", err)
+	}
 }
 
 // Tensors of a request lie closer together if batches are smaller.
