@@ -63,10 +63,12 @@ func (r *Request) Fits(bytes int) error {
 }
 
 // Sizes are the sizes of the largest batch's tensors, in bytes. Input is that of all inputs
-// (models.Input.BatchBytes). Each of Outputs, in the card's order, has a part for each image.
+// (models.Input.BatchBytes). Each of Outputs, in the card's order, has a part for each image. States is that of all
+// states, before and after a run.
 type Sizes struct {
 	Input   int
 	Outputs []int
+	States  int
 }
 
 // Tensors is one slot's memory for the largest batch. Smaller batches are prefixes of
@@ -79,6 +81,8 @@ type Tensors struct {
 	// Results is the memory in which the CPU reads the outputs once Wait has returned.
 	// On the CPU it is that of Outputs.
 	Results [][]byte
+	// States is memory of the process on the host, which a GPU can read and write.
+	States []byte
 }
 
 // Device gathers. Its input format (models.Input: types, layouts, normalisation) is
@@ -236,7 +240,7 @@ func LayHost(mem []byte, sizes Sizes) (t Tensors, err error) {
 	if err != nil {
 		return t, err
 	}
-	t = Tensors{Input: laid[0], Outputs: laid[1:]}
+	t = Tensors{Input: laid[0], Outputs: laid[1:], States: make([]byte, sizes.States)}
 	t.Results = Bytes(t.Outputs)
 	return t, nil
 }

@@ -91,6 +91,7 @@ type Device struct {
 	slabBytes []uint64
 	shared    []byte       // registered
 	memory    cuda.Pointer // of all tensors
+	states    []byte       // pinned; nil: none
 	images    int          // of the largest batch
 
 	lost atomic.Pointer[error] // the error with which the device was lost
@@ -245,6 +246,13 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 		}
 	}
 
+	if sizes.States > 0 {
+		if d.states, err = d.context.AllocateHost(device.Slots * sizes.States); err != nil {
+			return nil, err
+		}
+		clear(d.states)
+	}
+
 	tensors := make([]device.Tensors, device.Slots)
 	for i := range tensors {
 		n := i % d.inFlight
@@ -252,6 +260,7 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 		if tensors[i], err = layTensors(memory, shared[n*results:(n+1)*results], sizes); err != nil {
 			return nil, err
 		}
+		tensors[i].States = d.states[i*sizes.States:][:sizes.States:sizes.States]
 		if err := d.slots[i].prepare(d, tensors[i]); err != nil {
 			return nil, err
 		}
@@ -488,9 +497,11 @@ func (d *Device) Close() error {
 		errs.add(d.context.Free(d.memory))
 		d.memory = 0
 	}
-	if d.control != nil {
-		errs.add(d.context.FreeHost(d.control))
-		d.control = nil
+	for _, pinned := range []*[]byte{&d.control, &d.states} {
+		if *pinned != nil {
+			errs.add(d.context.FreeHost(*pinned))
+			*pinned = nil
+		}
 	}
 	for _, s := range d.slabs {
 		if !d.copy {

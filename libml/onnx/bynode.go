@@ -85,6 +85,10 @@ func (g *gpu) bindByNode(slot, n int, ins, outs []place) (*launch, error) {
 	if err != nil {
 		return nil, err
 	}
+	before, after, err := s.hostStates(laneOf(slot), ins, outs)
+	if err != nil {
+		return nil, err
+	}
 	var b binding
 	if err := s.thread.do(func() (err error) {
 		b, err = s.bind(ins, outs)
@@ -92,7 +96,7 @@ func (g *gpu) bindByNode(slot, n int, ins, outs []place) (*launch, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return &launch{binding: b, scratch: g.scratch[laneOf(slot)]}, nil
+	return &launch{binding: b, scratch: g.scratch[laneOf(slot)], before: before, after: after}, nil
 }
 
 // runByNode queues the model's nodes on the session's stream.

@@ -60,8 +60,8 @@ func newReference(env framework.Environment, file *modelFile) (_ *answer.Referen
 		rest = rest[copy(input[:t.Bytes()], rest):]
 		inputs = append(inputs, input)
 	}
-	for i := range card.Outputs {
-		outputs = append(outputs, make([]byte, n*card.Outputs[i].Bytes()))
+	for _, t := range card.OutputTensors() {
+		outputs = append(outputs, make([]byte, n*t.Bytes()))
 	}
 	if _, err := c.configureBatch(0, n, device.HostBuffers(inputs...), device.HostBuffers(outputs...)); err != nil {
 		return nil, err
@@ -69,13 +69,13 @@ func newReference(env framework.Environment, file *modelFile) (_ *answer.Referen
 	if err := c.inferBatch(0, n); err != nil {
 		return nil, err
 	}
-	for i, o := range outputs {
-		r.Outputs = append(r.Outputs, answer.Floats(card.Outputs[i].Type, o[:card.Outputs[i].Bytes()]))
+	for i := range card.Outputs {
+		r.Outputs = append(r.Outputs, answer.Floats(card.Outputs[i].Type, outputs[i][:card.Outputs[i].Bytes()]))
 	}
 	return r, nil
 }
 
-// checkAnswer fills the inputs with copies of the sample, calls launch, which queues the batch
+// checkAnswer fills the inputs with copies of the sample, and states with zeros,calls launch, which queues the batch
 // on the session's stream, and compares each image's answer.
 func (s *size) checkAnswer(ins, outs []place, launch func() error) (err error) {
 	r := s.g.reference
@@ -90,7 +90,13 @@ func (s *size) checkAnswer(ins, outs []place, launch func() error) (err error) {
 	defer func() { err = errors.Join(err, s.g.context.FreeHost(host)) }()
 
 	from := cuda.At(host[:copy(host, r.Input)])
-	for _, in := range ins {
+	first := len(ins) - len(s.g.env.Card.State)
+	for _, in := range ins[first:] {
+		if err := s.stream.Set(in.at, 0, in.bytes); err != nil {
+			return err
+		}
+	}
+	for _, in := range ins[:first] {
 		each := in.bytes / s.n
 		for i := range s.n {
 			if err := s.stream.Copy(in.at+cuda.Pointer(i*each), from, each); err != nil {

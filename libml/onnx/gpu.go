@@ -63,6 +63,8 @@ type launch struct {
 	scratch *pool   // for binding
 
 	ephemeral int64 // bytes of scratch memory
+	// before and after each run, states are copied.
+	before, after []transfer
 }
 
 // close releases the launch, which must not be in flight.
@@ -88,9 +90,6 @@ func newGPU(env framework.Environment, node framework.Node) *gpu {
 func (g *gpu) init() error {
 	if g.env.Stream == nil {
 		return fmt.Errorf("device %q has no streams", g.env.Device)
-	}
-	if len(g.env.Card.State) > 0 {
-		return errors.New("a card with state runs on a CPU only")
 	}
 	for _, t := range append(g.env.Card.InputTensors(), g.env.Card.Outputs...) {
 		if t.Rows != nil {
@@ -184,7 +183,7 @@ func (g *gpu) open() error {
 // configureBatch prepares a batch. It disturbs no batch in flight: linking uses private
 // memory, and a capture runs nothing.
 func (g *gpu) configureBatch(slot, n int, inputs, outputs []device.Buffer) (ephemeralBytes int64, err error) {
-	ins, outs := places(g.env.Card.InputTensors(), n, inputs), places(g.env.Card.Outputs, n, outputs)
+	ins, outs := places(g.env.Card.InputTensors(), n, inputs), places(g.env.Card.OutputTensors(), n, outputs)
 	if err := g.context.Bind(); err != nil {
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d", n), err)
 	}
@@ -228,14 +227,19 @@ func (g *gpu) inferBatch(slot, n int) error {
 		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
 	}
 
-	var err error
+	stream := cuda.StreamOf(g.env.BatchStream(slot))
+	err := transferAll(stream, l.before)
 	switch {
+	case err != nil:
 	case l.executable == nil:
 		err = l.runByNode()
 	case exclusive:
-		err = g.launchInOrder(l.executable, cuda.StreamOf(g.env.BatchStream(slot)))
+		err = g.launchInOrder(l.executable, stream)
 	default:
-		err = l.executable.Launch(cuda.StreamOf(g.env.BatchStream(slot)))
+		err = l.executable.Launch(stream)
+	}
+	if err == nil {
+		err = transferAll(stream, l.after)
 	}
 	if err != nil {
 		return g.fail(fmt.Sprintf("run batch of %d in slot %d", n, slot), err)

@@ -3,6 +3,7 @@
 package onnx
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -117,6 +118,35 @@ func TestGPUInputs(t *testing.T) {
 			}
 			if want := unqueued == nil; r.f.Demotable(0, 2) != want {
 				t.Errorf("it runs as a graph: %v, want %v", !want, want)
+			}
+		})
+	}
+}
+
+// A batch's states go to the device and back.
+func TestGPUState(t *testing.T) {
+	stateful := tinymodel.Model{Inputs: copies.Inputs[1:], Outputs: copies.Outputs[:2], Nodes: copies.Nodes[:2]}
+	for name, unqueued := range map[string]func(settings) error{"graph": nil, "node by node": func(s settings) error { return s.stream.Synchronize() }} {
+		t.Run(name, func(t *testing.T) {
+			card := cardOf(t, stateful, "inputs: [{name: x, shape: [4]}]\nstate: {k: z}\noutputs: [{name: y, shape: [4]}, {name: z, type: i64, shape: [1]}]\nbatches: [1, 2]\n")
+			r := newRigOf(t, bound(t), &played{unqueued: unqueued}, card)
+			r.gpu.ask = newReference
+			r.linked()
+			for _, slot := range []int{0, 1, 2} {
+				b, host := r.tensors(2), r.pinned(32)
+				before, after := host[:16], host[16:]
+				b.inputs[1], b.outputs = device.HostBuffer(before), append(b.outputs, device.HostBuffer(after))
+				r.configure(slot, 2, b)
+				for value := range byte(3) {
+					for i := range before {
+						before[i] = value + byte(i)
+					}
+					r.fillWith(b, value)
+					r.infer(slot, 2)
+					if got := r.output(b); !bytes.Equal(before, after) || !all(got, value) {
+						t.Errorf("slot %d: answer % x, state % x after % x", slot, got, after, before)
+					}
+				}
 			}
 		})
 	}

@@ -93,10 +93,15 @@ func (c *captured) capturedFor(ins, outs []place) bool {
 // uploadGraph prepares a batch over these buffers to be launched on the slot's stream.
 func (g *gpu) uploadGraph(slot int, s *size, ins, outs []place) (*launch, error) {
 	stream := cuda.StreamOf(g.env.Stream(slot))
+	before, after, err := s.hostStates(laneOf(slot), ins, outs)
+	if err != nil {
+		return nil, err
+	}
 	l, exclusive, err := s.prepare(laneOf(slot), stream, ins, outs)
 	if err != nil {
 		return nil, err
 	}
+	l.before, l.after = before, after
 	if err := l.executable.Upload(stream); err != nil {
 		return nil, errors.Join(err, l.close(g.context))
 	}

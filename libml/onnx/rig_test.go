@@ -329,6 +329,16 @@ func (r *rig) output(b batchTensors) []byte {
 	return r.read(b.outputs[0])
 }
 
+func (r *rig) pinned(bytes int) []byte {
+	r.t.Helper()
+	host, err := r.context.AllocateHost(bytes)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { r.context.FreeHost(host) })
+	return host
+}
+
 func (r *rig) read(b device.Buffer) []byte {
 	r.t.Helper()
 	host, err := r.context.AllocateHost(b.Len())

@@ -34,7 +34,8 @@ type size struct {
 	ownsStream bool // close destroys the stream
 	weights    *pool
 	session    session
-	constants  []place // tensors of Card.Constants, in weights
+	constants  []place               // tensors of Card.Constants, in weights
+	states     [lanes][]cuda.Pointer // of hostStates, in weights
 	// captured has the last graph of each lane. A lane is two slots that are never in flight
 	// together, and therefore share scratch memory (lane.go).
 	captured [lanes]*captured
@@ -213,7 +214,7 @@ func (s *size) tensors(memory *pool) (ins, outs []place, err error) {
 		}
 		return places(tensors, s.n, buffers)
 	}
-	return at(card.InputTensors()), at(card.Outputs), poolRefusal(memory, nil)
+	return at(card.InputTensors()), at(card.OutputTensors()), poolRefusal(memory, nil)
 }
 
 // close releases session, graphs, weights, stream and thread. No executable of its graphs may

@@ -341,7 +341,7 @@ func (q *Queued) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	for slot := range device.Slots {
 		at := slot % inFlight
 		own := laid[at*(1+outputs):][:1+outputs]
-		q.tensors = append(q.tensors, device.Tensors{Input: own[0], Outputs: own[1:], Results: device.Bytes(results[at*outputs:][:outputs])})
+		q.tensors = append(q.tensors, device.Tensors{Input: own[0], Outputs: own[1:], Results: device.Bytes(results[at*outputs:][:outputs]), States: make([]byte, sizes.States)})
 		s := &q.slots[slot]
 		s.refused = make([]bool, q.images())
 	}

@@ -207,6 +207,9 @@ func newBench(t fataler, open Open, in models.Input, images int, slabBytes ...in
 		for o, output := range have.Outputs {
 			outputs, results = append(outputs, output.Len()), append(results, len(have.Results[o]))
 		}
+		if len(have.States) != sizes.States {
+			t.Fatalf("slot %d has %d bytes for states, want %d", slot, len(have.States), sizes.States)
+		}
 		if have.Input.Len() != sizes.Input || !slices.Equal(outputs, sizes.Outputs) || !slices.Equal(results, sizes.Outputs) {
 			t.Fatalf("slot %d has tensors of %d, %v and %v bytes, want %+v", slot, have.Input.Len(), outputs, results, sizes)
 		}
@@ -241,7 +244,7 @@ func (b *bench) wait(t fataler, slot int) {
 }
 
 func sizesOf(in models.Input, images int) device.Sizes {
-	return device.Sizes{Input: in.BatchBytes(images), Outputs: []int{4 * images, 12 * images}}
+	return device.Sizes{Input: in.BatchBytes(images), Outputs: []int{4 * images, 12 * images}, States: 192}
 }
 
 func sharedBytes(sizes device.Sizes) int {

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/libml/answer"
@@ -125,6 +126,10 @@ func (r *rows) take(card *models.Card, outputs [][]byte, n int, pictures []int) 
 func (p *process) download(slot int, outputs []device.Buffer) (results [][]byte, err error) {
 	d := p.memory.device
 	for _, out := range outputs {
+		if !out.OnDevice() { // a state, which is complete
+			results = append(results, slices.Clone(out.Bytes()))
+			continue
+		}
 		results = append(results, make([]byte, out.Len()))
 		err = loop.MergeErrors(err, d.Download(slot, results[len(results)-1], out))
 	}

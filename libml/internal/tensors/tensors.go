@@ -11,17 +11,17 @@ import (
 type Tensors struct {
 	Card *models.Card
 	device.Tensors
-	// Before and After are the states before and after a run, in the order of Card.State. They are in the process's own
-	// memory.
+	// Before and After are the states before and after a run, in the order of Card.State: parts of States.
 	Before, After [][]byte
 }
 
-// WithStates returns tensors with memory for the card's states.
+// WithStates returns tensors with the card's states.
 func WithStates(card *models.Card, laid device.Tensors) *Tensors {
 	t := &Tensors{Card: card, Tensors: laid}
+	rest := laid.States
 	for i := range card.State {
-		bytes := card.MaxBatch() * card.State[i].Output.Bytes()
-		t.Before, t.After = append(t.Before, make([]byte, bytes)), append(t.After, make([]byte, bytes))
+		bytes := models.Aligned(card.MaxBatch() * card.State[i].Output.Bytes())
+		t.Before, t.After, rest = append(t.Before, rest[:bytes]), append(t.After, rest[bytes:2*bytes]), rest[2*bytes:]
 	}
 	return t
 }
@@ -30,6 +30,9 @@ func WithStates(card *models.Card, laid device.Tensors) *Tensors {
 func MaxSizes(card *models.Card) device.Sizes {
 	n := card.MaxBatch()
 	s := device.Sizes{Input: card.Input.BatchBytes(n)}
+	for i := range card.State {
+		s.States += 2 * models.Aligned(n*card.State[i].Output.Bytes())
+	}
 	for i := range card.Outputs {
 		s.Outputs = append(s.Outputs, n*card.Outputs[i].Bytes())
 	}
