@@ -119,8 +119,8 @@ type Sender interface {
 
 // Dialer opens the socket of one stream. Ends of requests are delivered from any goroutine,
 // possibly several at once, and once per tag. A result is valid until its delivery returns. Its Received is of
-// the run's Clock. If the sender gave the request up, it has Err; then Sent tells whether a byte had left, and
-// client.ErrLate means that the request could no longer be answered in time.
+// the run's Clock. It has Err if the sender gave the request up; Sent then tells whether a byte had left. With
+// client.ErrLate the request could no longer be answered in time.
 type Dialer func(ctx context.Context, f Function, stream int, deliver func(*client.Result)) (Sender, error)
 
 // Options connect a run to its surroundings: sockets, clock, reference, manager,

@@ -260,35 +260,6 @@ func (b *Harness) Serving(name string) (p control.ProcessStatus, in control.Inst
 	return p, in, f, nil
 }
 
-// SetShare orders a share and waits until the serving process has it.
-func (b *Harness) SetShare(ctx context.Context, name string, percent float64, change configs.Change) error {
-	before, _, f, err := b.Serving(name)
-	if err != nil {
-		return err
-	}
-	if Same(f.SharePercent, percent) {
-		return nil
-	}
-	if err := b.Order(control.SharePath, control.ShareOrder{Name: name, SharePercent: percent}); err != nil {
-		return err
-	}
-	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("share %.1f of %s was not applied within a minute", percent, name))
-	defer cancel()
-	return b.WaitFor(limit, "a share", func() bool {
-		p, in, f, err := b.Serving(name)
-		if err != nil || p.PID == 0 || p.WarmingUp || !Same(f.SharePercent, percent) {
-			return false
-		}
-		switch change {
-		case configs.ChangePartition:
-			return len(in.SMGroups) > 0 && slices.Equal(in.SMGroups, p.SMGroups)
-		case configs.ChangeInPlace:
-			return true
-		}
-		return p.Generation != before.Generation
-	})
-}
-
 // Remove removes a function from the node and waits until it is gone.
 func (b *Harness) Remove(ctx context.Context, name string) error {
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s still exists a minute after its removal", name))
@@ -298,19 +269,6 @@ func (b *Harness) Remove(ctx context.Context, name string) error {
 }
 
 func Same(a, b float64) bool { return a-b < 0.01 && b-a < 0.01 }
-
-// ShadowReady waits until a function has all its batch sizes and a sleeping shadow, which
-// the next change needs.
-func (b *Harness) ShadowReady(ctx context.Context, name string) error {
-	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s had no shadow within a minute", name))
-	defer cancel()
-	return b.WaitFor(limit, "a shadow", func() bool {
-		p, in, _, err := b.Serving(name)
-		return err == nil && !p.WarmingUp && slices.ContainsFunc(in.Processes, func(p control.ProcessStatus) bool {
-			return p.Role == control.Shadow && p.State == control.Loaded
-		})
-	})
-}
 
 // Noise returns a random picture of a model's wire size.
 func Noise(card *models.Card, seed uint64) []byte {

@@ -149,11 +149,11 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 // measures until every function answers again.
 func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[string]*testbed.Traffic) (r FaultResult, err error) {
 	for name := range loads {
-		if err := b.ShadowReady(ctx, name); err != nil {
+		if err := shadowReady(ctx, b, name); err != nil {
 			return r, err
 		}
 	}
-	if err := b.ShadowReady(ctx, neighbour); err != nil {
+	if err := shadowReady(ctx, b, neighbour); err != nil {
 		return r, err
 	}
 	if err := testbed.Pause(ctx, time.Second); err != nil { // collect answers, as the reference for the silence

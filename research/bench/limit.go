@@ -215,11 +215,11 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 			continue
 		}
 		if change == configs.ChangeShadow {
-			if err := b.ShadowReady(ctx, s.name); err != nil {
+			if err := shadowReady(ctx, b, s.name); err != nil {
 				return p, err
 			}
 		}
-		if err := b.SetShare(ctx, s.name, s.percent, change); err != nil {
+		if err := setShare(ctx, b, s.name, s.percent, change); err != nil {
 			return p, err
 		}
 	}

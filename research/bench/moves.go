@@ -283,7 +283,7 @@ func (v *mover) moves(ctx context.Context, n int, done func()) error {
 // still for it, negative if no work was waiting.
 func (v *mover) move(ctx context.Context, percent float64) (idle time.Duration, err error) {
 	if v.change == configs.ChangeShadow {
-		if err := v.b.ShadowReady(ctx, v.name); err != nil {
+		if err := shadowReady(ctx, v.b, v.name); err != nil {
 			return 0, err
 		}
 	}
