@@ -3,7 +3,6 @@
 package decode_test
 
 import (
-	"bytes"
 	"fmt"
 	"image"
 	"image/jpeg"
@@ -54,12 +53,9 @@ type frame struct {
 
 func letterbox(t *testing.T, name string, side int) frame {
 	t.Helper()
-	pictures := zoo.Pictures()
-	i := slices.IndexFunc(pictures, func(p zoo.Picture) bool { return p.Name == name })
-	if i < 0 {
-		t.Fatalf("no picture %s", name)
-	}
-	photo, err := jpeg.Decode(bytes.NewReader(pictures[i].JPEG))
+	file, err := zoo.PictureFS().Open(name + ".jpg")
+	must.OK(t, err)
+	photo, err := jpeg.Decode(file)
 	must.OK(t, err)
 	size, longer := photo.Bounds().Size(), max(photo.Bounds().Dx(), photo.Bounds().Dy())
 	width, height := size.X*side/longer, size.Y*side/longer

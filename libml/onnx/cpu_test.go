@@ -140,28 +140,25 @@ func gather(card *models.Card, dst []byte, wire []byte, i int) {
 // black around it.
 func payload(t testing.TB, card *models.Card, name string) []byte {
 	t.Helper()
-	for _, p := range zoo.Pictures() {
-		if p.Name != name {
-			continue
-		}
-		src, err := jpeg.Decode(bytes.NewReader(p.JPEG))
-		if err != nil {
-			t.Fatal(err)
-		}
-		w, h := card.Input.Width, card.Input.Height
-		scale := min(float64(w)/float64(src.Bounds().Dx()), float64(h)/float64(src.Bounds().Dy()))
-		inner := image.Rect(0, 0, int(scale*float64(src.Bounds().Dx())), int(scale*float64(src.Bounds().Dy())))
-		inner = inner.Add(image.Pt((w-inner.Dx())/2, (h-inner.Dy())/2))
-		dst := image.NewRGBA(image.Rect(0, 0, w, h))
-		draw.BiLinear.Scale(dst, inner, src, src.Bounds(), draw.Src, nil)
-		out := make([]byte, 0, w*h*3)
-		for p := range slices.Chunk(dst.Pix, 4) {
-			out = append(out, p[:3]...)
-		}
-		return out
+	file, err := zoo.PictureFS().Open(name + ".jpg")
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatalf("no picture %s", name)
-	return nil
+	src, err := jpeg.Decode(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, h := card.Input.Width, card.Input.Height
+	scale := min(float64(w)/float64(src.Bounds().Dx()), float64(h)/float64(src.Bounds().Dy()))
+	inner := image.Rect(0, 0, int(scale*float64(src.Bounds().Dx())), int(scale*float64(src.Bounds().Dy())))
+	inner = inner.Add(image.Pt((w-inner.Dx())/2, (h-inner.Dy())/2))
+	dst := image.NewRGBA(image.Rect(0, 0, w, h))
+	draw.BiLinear.Scale(dst, inner, src, src.Bounds(), draw.Src, nil)
+	out := make([]byte, 0, w*h*3)
+	for p := range slices.Chunk(dst.Pix, 4) {
+		out = append(out, p[:3]...)
+	}
+	return out
 }
 
 // The same model in ONNX Runtime's own Python package is right about 934 of these

@@ -180,31 +180,7 @@ func place(folder *private.Folder, file string, data []byte) error {
 	return atomicfile.Replace(filepath.Join(folder.Path(), file), data, 0o644)
 }
 
-// Picture is a shipped picture.
-type Picture struct {
-	Name string // like astronaut
-	JPEG []byte // the caller owns it
-}
-
-// Pictures returns the shipped pictures, sorted by name.
-func Pictures() []Picture {
-	shipped := files()
-	names, err := fs.Glob(shipped, "pictures/*.jpg")
-	if err != nil {
-		panic(err) // the pattern is a constant
-	}
-	out := make([]Picture, len(names))
-	for i, f := range names {
-		data, err := fs.ReadFile(shipped, f)
-		if err != nil {
-			panic(err) // the file was just listed
-		}
-		out[i] = Picture{Name: strings.TrimSuffix(path.Base(f), ".jpg"), JPEG: data}
-	}
-	return out
-}
-
-// PictureFS holds the pictures' files, NAME.jpg.
+// PictureFS holds the files of the shipped pictures, NAME.jpg.
 func PictureFS() fs.FS {
 	sub, err := fs.Sub(files(), "pictures")
 	if err != nil {
