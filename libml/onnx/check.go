@@ -75,7 +75,7 @@ func newReference(env framework.Environment, file *modelFile) (_ *answer.Referen
 	return r, nil
 }
 
-// checkAnswer fills the inputs with copies of the sample, and states with zeros,calls launch, which queues the batch
+// checkAnswer fills the inputs with copies of the sample, and states with zeros, calls launch, which queues the batch
 // on the session's stream, and compares each image's answer.
 func (s *size) checkAnswer(ins, outs []place, launch func() error) (err error) {
 	r := s.g.reference

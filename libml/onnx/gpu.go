@@ -25,7 +25,7 @@ import (
 //	linkModel       opens the context; finds shared weights; links the smallest batch size
 //	configureBatch  links all other sizes, at the first call for one of them; captures the
 //	                batch over libml's buffers, moves the graph to the slot's stream, uploads it
-//	inferBatch      launches the graph on the batch's stream
+//	inferBatch      launches the graph on the batch's stream, between copies of states
 //	deinit          releases graphs, sessions, memory and context
 type gpu struct {
 	env     framework.Environment

@@ -4,13 +4,14 @@
 // (cpu.go) or on a GPU (gpu.go).
 //
 // The GPU path needs an ONNX Runtime for CUDA 13, and with it NVIDIA's driver 580 or later. It
-// has seven mechanisms. Each file says when its mechanism is active:
+// has eight mechanisms. Each file says when its mechanism is active:
 //
 //	size.go, link.go         one session per batch size
 //	graph.go, lane.go        batches run as CUDA graphs, in two lanes
 //	hosts.go                 pinned host memory that graphs copy from
 //	layout.go                convolutions in NHWC
 //	bynode.go                batches that run node by node, if a graph is not possible
+//	state.go                 states of streams, between host and device
 //	share.go, prepare.go     weights that processes share; prepared/ stores them
 //	check.go                 answers compared with the CPU's; answer/ compares them
 //

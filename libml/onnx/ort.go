@@ -21,7 +21,8 @@ type backend interface {
 
 // session must be made, captured and closed on one thread.
 type session interface {
-	// bind sets the session's inputs, in any order, and outputs.
+	// bind sets the session's inputs, in any order, and outputs. ONNX Runtime copies an input that a node on the
+	// CPU reads now, and not in a run. That is right for constants only; for other inputs check.go finds wrong answers.
 	bind(inputs, outputs []place) (binding, error)
 	close()
 }

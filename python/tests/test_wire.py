@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 import unittest
 
 import numpy as np
@@ -121,7 +122,7 @@ class Decode(unittest.TestCase):
             ("status", changed(result, 22, 6)),
             ("status", changed(busy, 22, 0)),
             ("status", changed(result, 22, 1)),
-            ("kind", changed(result, 23, 10)),
+            ("kind", changed(result, 23, 11)),
             ("kind", changed(result, 23, 0)),
             ("nack", changed(nack, 26, 0)),
             ("nack", changed(nack, 26, 6)),
