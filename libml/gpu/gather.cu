@@ -534,6 +534,177 @@ ANY(gather_any_uyvy_u8, UYVY, U8)
 ANY(gather_any_uyvy_f16, UYVY, F16)
 ANY(gather_any_uyvy_f32, UYVY, F32)
 
+// ---- pictures of any size and format
+
+// sample makes images of a batch tensor of pictures in device memory, one result per thread:
+//
+//   fetch     1. read the samples of those pixels that the result depends on
+//   sample    2. add up their colours, each with its part of a box
+//   convert   3. mix red, green and blue into the channels of the tensor
+//
+// A box has the length of a pixel for bilinear results, and for area that of what a result covers.
+// models/sampling does the same on a CPU; it rounds more, and differs by less than a level of 255.
+// sampling.go computes the parameters.
+
+enum { PICTURES = 32 };
+
+// How the samples of a pixel become a colour. GREY and BAYER have samples of any size and packing.
+enum { RGB, RGBA, YUV, GREY, BAYER };
+
+struct Axis {
+  u64 begin, step, box;  // of the first result's box, to the next, and its length, in 2^-32 of a pixel
+  u32 limit;             // of the picture
+  u16 first, count;      // results in the tensor; the others are padding
+};
+
+struct Picture {
+  u64 at;              // address of its first byte
+  Axis across, down;
+  u32 plane[3];        // places of the first samples
+  u32 row, colourRow;  // bytes from a row to the next, in the first plane and the others
+  u8 pixel, colour;    // bytes from a pixel to the next, in the first plane and the others
+  u8 half;             // 1: pairs of columns share colours; 3: pairs of rows, too
+  u8 kind;
+  u8 pitch;            // bits from a sample to the next
+  u8 bits;             // of a sample
+  u8 highFirst;        // two samples in three bytes: high, low of both, high
+  u8 order;            // of BAYER
+  u16 low, image;      // the sample of black; in the tensor
+  float scale;         // levels of a sample's step
+};
+
+// Sampling is the argument of a launch.
+struct Sampling {
+  u8 *tensor;
+  u32 pictures, width, height, stride, type;  // stride as in Batch; U8, F16 or F32
+  u32 base[3], channels;                      // as in Channel
+  float mix[3][4];                            // by channel: red, green, blue, one
+  float pad[3], background[3];                // colours
+  Picture picture[PICTURES];
+};
+
+// Span is the part of an axis in a box, relative to the first pixel.
+struct Span {
+  u32 first;
+  float begin, end;
+};
+
+static __device__ __forceinline__ Span span(const Axis &a, u32 i) {
+  long long begin = a.begin + a.step * i, end = begin + a.box, limit = (u64)a.limit << 32;
+  if (begin < 0) begin = 0;
+  if (end > limit) end = limit;
+  const float one = 1.0f / 4294967296.0f;
+  return {(u32)(begin >> 32), (float)(u32)begin * one, (float)(end - (begin >> 32 << 32)) * one};
+}
+
+// overlap returns how much of pixel k a span covers.
+static __device__ __forceinline__ float overlap(const Span &s, u32 k) {
+  float low = k, high = k + 1;
+  return (high < s.end ? high : s.end) - (low > s.begin ? low : s.begin);
+}
+
+static __device__ __forceinline__ u32 sampleOf(const Picture &p, u32 x, u32 y) {
+  u32 bit = x * p.pitch;
+  u64 at = p.at + (u64)y * p.row + (bit >> 3);
+  u32 a = readByte(at), mask = (1 << p.bits) - 1;
+  if (p.bits == 8) return a;
+  u32 b = readByte(at + 1);
+  if (!p.highFirst) return (a | b << 8) >> (bit & 7) & mask;
+  u32 high = x & 1 ? b : a, low = x & 1 ? a : b;
+  return (high << (p.bits - 8) | low >> (x & 1) * 4 & mask >> 8) & mask;
+}
+
+// bayer interpolates the colours that a pixel lacks, in whole samples.
+static __device__ __forceinline__ void bayer(const Picture &p, u32 x, u32 y, u32 *v) {
+  u32 width = p.across.limit, height = p.down.limit;
+  x = x < 1 ? 1 : x > width - 2 ? width - 2 : x;
+  y = y < 1 ? 1 : y > height - 2 ? height - 2 : y;
+  u32 here = 0, across = 0, down = 0, corners = 0;
+#pragma unroll 1
+  for (u32 i = 0; i < 9; i++) {
+    u32 column = i % 3, row = i / 3, s = sampleOf(p, x + column - 1, y + row - 1);
+    if (column != 1 && row != 1) corners += s;
+    else if (column != 1) across += s;
+    else if (row != 1) down += s;
+    else here = s;
+  }
+  u32 cross = (across + down + 2) / 4;
+  corners = (corners + 2) / 4, across = (across + 1) / 2, down = (down + 1) / 2;
+  u32 order = p.order ^ (y & 1) << 1 ^ (x & 1);
+  bool green = order == 1 || order == 2, turned = order & 2;  // turned: blue is in the row
+  v[0] = green ? across : here, v[1] = green ? here : cross, v[2] = green ? down : corners;
+  if (turned) {
+    u32 red = v[0];
+    v[0] = v[2], v[2] = red;
+  }
+}
+
+// colourOf sets the levels of red, green and blue of a pixel, 0 to 255.
+static __device__ __forceinline__ void colourOf(const Sampling &b, const Picture &p, u32 x, u32 y, float *rgb) {
+  u32 v[3];
+  if (p.kind >= GREY) {
+    if (p.kind == BAYER) bayer(p, x, y, v);
+    else v[0] = v[1] = v[2] = sampleOf(p, x, y);
+#pragma unroll
+    for (u32 c = 0; c < 3; c++) {
+      float level = v[c] > p.low ? (float)(v[c] - p.low) * p.scale : 0;
+      rgb[c] = level < 255 ? level : 255;
+    }
+    return;
+  }
+  u64 first = p.at + (u64)y * p.row + x * p.pixel;
+  u64 others = p.at + (u64)(y >> (p.half >> 1)) * p.colourRow + (x >> (p.half & 1)) * p.colour;
+  v[0] = readByte(first + p.plane[0]), v[1] = readByte(others + p.plane[1]), v[2] = readByte(others + p.plane[2]);
+  if (p.kind == YUV) {
+    // ITU-R BT.601 in 1024ths of a level, as in models/sampling.
+    int light = (int)v[0] - 16, blue = (int)v[1] - 128, red = (int)v[2] - 128;
+    light = (1220542 * (light < 0 ? 0 : light) >> 10) + 512;
+    v[0] = clamp((light + (1673527 * red >> 10)) >> 10);
+    v[1] = clamp((light + ((512 - 409993 * blue) >> 10) + (-852492 * red >> 10)) >> 10);
+    v[2] = clamp((light + (2116026 * blue >> 10)) >> 10);
+  }
+  u32 alpha = p.kind == RGBA ? readByte(first + 3) : 255;
+#pragma unroll
+  for (u32 c = 0; c < 3; c++) {
+    rgb[c] = v[c];
+    if (alpha != 255) rgb[c] = ((float)alpha * rgb[c] + (float)(255 - alpha) * b.background[c]) * (1.0f / 255);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) sample(const __grid_constant__ Sampling b) {
+  u32 pixels = b.width * b.height, result = (BLOCK * WARPS + WARP) * 32 + LANE, picture = result / pixels;
+  if (picture >= b.pictures) return;
+  const Picture &p = b.picture[picture];
+  u32 pixel = result - picture * pixels, row = pixel / b.width, column = pixel - row * b.width;
+  float rgb[3] = {b.pad[0], b.pad[1], b.pad[2]};
+  if (column - p.across.first < p.across.count && row - p.down.first < p.down.count) {
+    Span across = span(p.across, column - p.across.first), down = span(p.down, row - p.down.first);
+    rgb[0] = rgb[1] = rgb[2] = 0;
+#pragma unroll 1
+    for (u32 y = 0; (float)y < down.end; y++) {
+#pragma unroll 1
+      for (u32 x = 0; (float)x < across.end; x++) {
+        float colour[3], weight = overlap(down, y) * overlap(across, x);
+        colourOf(b, p, across.first + x, down.first + y, colour);
+#pragma unroll
+        for (u32 c = 0; c < 3; c++) rgb[c] = exactly(weight, colour[c], rgb[c]);
+      }
+    }
+    float part = over(1, (down.end - down.begin) * (across.end - across.begin));
+#pragma unroll
+    for (u32 c = 0; c < 3; c++) rgb[c] = times(rgb[c], part);
+  }
+#pragma unroll 1
+  for (u32 c = 0; c < b.channels; c++) {
+    const float *mix = b.mix[c];
+    float v = exactly(rgb[0], mix[0], exactly(rgb[1], mix[1], exactly(rgb[2], mix[2], mix[3])));
+    u64 at = (u64)p.image * pixels * b.channels + b.base[c] + pixel * b.stride;
+    if (b.type == U8) b.tensor[at] = byte(v);
+    else if (b.type == F16) ((u16 *)b.tensor)[at] = half(v);
+    else ((float *)b.tensor)[at] = v;
+  }
+}
+
 // ---- outputs to the host
 
 // Fetch is the argument of fetch: parts of device memory to copy to pinned host memory. Both

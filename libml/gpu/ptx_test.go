@@ -42,8 +42,11 @@ func TestKernels(t *testing.T) {
 			t.Errorf("%s needs something outside", name)
 		}
 		bytes := batchBytes
-		if name == "fetch" {
+		switch name {
+		case "fetch":
 			bytes = fetchBytes
+		case "sample":
+			bytes = samplingBytes
 		}
 		if !strings.Contains(part, fmt.Sprintf("%s_param_0[%d]", name, bytes)) {
 			t.Errorf("%s does not take %d bytes", name, bytes)
@@ -58,7 +61,7 @@ func TestKernels(t *testing.T) {
 }
 
 func allKernels() []string {
-	names := []string{"gather_copy", "fetch"}
+	names := []string{"gather_copy", "fetch", "sample"}
 	types := []models.DType{models.U8, models.F16, models.F32}
 	for _, to := range types {
 		names = append(names, "gather_three_"+string(to)+"_planes", "gather_three_"+string(to)+"_pixels")
