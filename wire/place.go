@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Place is where the picture that was sent lies in the model's input: its corner and size, in fractions of the input's sides.
+// Place is the place of the picture that was sent in the model's input: its corner and size, in fractions of the input's sides.
 // Parts of the picture may lie outside. The zero value is a picture that is the input.
 type Place struct{ X, Y, Width, Height float64 }
 

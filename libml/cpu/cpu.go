@@ -3,7 +3,7 @@
 //
 // An image is written once and its slab bytes are read once. Gather puts the
 // fragments in order, then converts them as one stream (types, layouts, channel
-// order and normalisation fused). Gather is done when it returns, so Wait has
+// order and normalisation fused). Pictures of another size or format than the card's are sampled. Gather is done when it returns, so Wait has
 // nothing to wait for. The outputs are in shared memory, where the CPU reads
 // them.
 //
@@ -21,12 +21,14 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // Device gathers on the calling goroutine. It implements device.Device.
 type Device struct {
 	in           models.Input
 	places       []models.Part
+	plain        wire.Picture // the card's picture
 	convert      kernel
 	wireBytes    int
 	elementBytes int
@@ -41,7 +43,8 @@ type Device struct {
 type workspace struct {
 	ordered []shm.Fragment
 	at      cursor
-	_       [64]byte
+	pictures
+	_ [64]byte
 }
 
 var _ device.Device = (*Device)(nil)
@@ -54,7 +57,10 @@ func New(in models.Input, slabs [][]byte) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{in: in, places: in.Places(), convert: k, wireBytes: in.WireBytes(), elementBytes: in.TensorType.Bytes()}
+	d := &Device{in: in, places: in.Places(), plain: plain(&in), convert: k, wireBytes: in.WireBytes(), elementBytes: in.TensorType.Bytes()}
+	for i := range d.slots {
+		d.slots[i].in = &d.in
+	}
 	for _, s := range slabs {
 		if err := d.AddSlab(s); err != nil {
 			return nil, err
@@ -135,13 +141,19 @@ func (d *Device) blank(tensor []byte, from, to int) {
 }
 
 func (d *Device) gather(w *workspace, tensor []byte, i int, req device.Request) (bad int, err error) {
-	if err := req.Fits(d.wireBytes); err != nil {
+	if req.Picture.Format != 0 && req.Picture.Stride == 0 {
+		req.Picture.Stride = req.Picture.RowBytes()
+	}
+	if req.Picture == d.plain {
+		req.Picture = wire.Picture{}
+	}
+	if err := req.Fits(d.wireBytes); err != nil && req.Picture.Format == 0 {
 		return -1, err
 	}
 	if w.ordered, bad, err = device.Order(w.ordered, req, d.slabBytes); err != nil {
 		return bad, err
 	}
-	if len(d.places) > 1 {
+	if len(d.places) > 1 && req.Picture.Format == 0 {
 		for _, p := range w.ordered {
 			put(tensor, d.places, i, int(p.Place), d.slabs[p.Slab][p.Offset:p.Offset+uint64(p.Length)])
 		}
@@ -149,6 +161,12 @@ func (d *Device) gather(w *workspace, tensor []byte, i int, req device.Request) 
 	}
 	size := d.places[0].Bytes
 	image := tensor[i*size:][:size:size]
+	if req.Picture.Format != 0 {
+		if err := w.pictures.sample(image, req, w.ordered, d.slabs); err != nil {
+			return -1, fmt.Errorf("%w: %w", device.ErrPicture, err)
+		}
+		return -1, nil
+	}
 	w.at = cursor{}
 	for _, p := range w.ordered {
 		d.convert.feed(image, &w.at, d.slabs[p.Slab][p.Offset:p.Offset+uint64(p.Length)])

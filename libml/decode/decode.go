@@ -38,6 +38,7 @@ type Decoder struct {
 	notFinite []error  // of each output; made in advance, because thousands of requests per second may cause one each
 	values    [][]byte // scratch: the outputs as f32
 	wide      [][]byte // scratch: memory for those of other types
+	payload   []byte   // scratch
 }
 
 // family is the decoder of one family. It embeds the family's keys.
@@ -132,9 +133,13 @@ func (d *Decoder) Append(dst []byte, outputs [][]byte) (payload []byte, kind uin
 
 // AppendFrom is Append for a request that wants nothing below a score, in 1/65535; 0 means the card's threshold. Leaving it
 // out of the result is the same as a higher threshold, since families keep the best, and only a better box suppresses
-// another.
-func (d *Decoder) AppendFrom(dst []byte, outputs [][]byte, lowest uint16) (payload []byte, kind uint8, err error) {
-	payload, kind, err = d.Append(dst, outputs)
+// another. The answer is about the picture at this place in the input.
+func (d *Decoder) AppendFrom(dst []byte, outputs [][]byte, lowest uint16, place wire.Place) (payload []byte, kind uint8, err error) {
+	if payload = dst; place == (wire.Place{}) {
+		payload, kind, err = d.Append(dst, outputs)
+	} else if d.payload, kind, err = d.Append(d.payload[:0], outputs); err == nil {
+		payload = place.Append(dst, wire.Kind(kind), d.payload)
+	}
 	if err != nil || lowest == 0 {
 		return payload, kind, err
 	}

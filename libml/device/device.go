@@ -55,7 +55,7 @@ type Request struct {
 func (r *Request) Fits(bytes int) error {
 	switch {
 	case r.Picture.Format != 0:
-		return ErrPicture
+		return errOwnPicture
 	case uint64(r.Bytes) != uint64(bytes):
 		return ErrSize
 	}
@@ -287,7 +287,8 @@ var (
 	// ErrSize is returned for a request whose size is not the model's.
 	ErrSize = errors.New("request is not of the model's size")
 	// ErrPicture is returned for a request with a picture of its own format and shape, which the device cannot sample.
-	ErrPicture = errors.New("unsupported picture: its format and size must be those of the card")
+	ErrPicture    = errors.New("cannot sample the request's picture")
+	errOwnPicture = fmt.Errorf("%w: on this device its format and size must be those of the card", ErrPicture)
 )
 
 // Order copies a request's fragments to scratch[:0], sorts the copy by

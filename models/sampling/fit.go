@@ -53,7 +53,7 @@ func centred(shape, whole image.Rectangle) image.Rectangle {
 	return image.Rectangle{Min: corner, Max: corner.Add(image.Pt(width, height))}
 }
 
-// Place returns where a whole picture of this size lies in the tensor.
+// Place returns the place of a whole picture of this size in the tensor.
 func (r Region) Place(in *models.Input, width, height int) (p wire.Place) {
 	p.X, p.Width = along(r.Part.Min.X, r.Part.Dx(), width, r.Inside.Min.X, r.Inside.Dx(), in.Width)
 	p.Y, p.Height = along(r.Part.Min.Y, r.Part.Dy(), height, r.Inside.Min.Y, r.Inside.Dy(), in.Height)

@@ -152,7 +152,8 @@ type plan struct {
 	fields      int     // of a pixel
 	mask        uint64  // of one field
 
-	from Source
+	from  Source
+	bytes rows // of the last row; here, because it would escape to the heap for each
 
 	pixels  []uint64
 	sampled [2]row // by row%2
@@ -293,9 +294,8 @@ func (p *plan) row(y int) []uint64 {
 		return r.pixels
 	}
 	r.number = y
-	in := p.fetch(y)
-	reader := p.read
-	reader(p.pixels, p.across.at, &in)
+	p.bytes = p.fetch(y)
+	p.read(p.pixels, p.across.at, &p.bytes)
 	a := p.across
 	if a.per == 2 {
 		for x, first := range a.first {

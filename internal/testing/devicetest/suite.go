@@ -398,7 +398,7 @@ func refuses(t *testing.T, open Open) {
 		want     error
 	}{
 		{"of another size", func(r *device.Request) { r.Bytes = 5 }, -1, device.ErrSize},
-		{"with its own format", func(r *device.Request) { r.Picture = wire.Picture{Format: wire.FormatRGB8, Width: 1, Height: 1} }, -1, device.ErrPicture},
+		{"of another size than its picture", func(r *device.Request) { r.Picture = wire.Picture{Format: wire.FormatRGB8, Width: 1, Height: 1} }, -1, device.ErrPicture},
 		{"with a fragment outside the slab", func(r *device.Request) { r.Fragments[0].Offset = 12 }, 0, device.ErrOutsideSlab},
 		{"with a fragment in no slab", func(r *device.Request) { r.Fragments[1].Slab = 1 }, 1, device.ErrSlab},
 		{"with a gap", func(r *device.Request) { r.Fragments = r.Fragments[:1] }, -1, device.ErrGap},

@@ -8,6 +8,8 @@ import (
 	"github.com/penstock/penstock/libml/decode"
 	"github.com/penstock/penstock/libml/internal/tensors"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/sampling"
+	"github.com/penstock/penstock/wire"
 )
 
 const (
@@ -52,6 +54,7 @@ type decoding struct {
 type room struct {
 	buffer  []byte // empty, with the capacity of the payload
 	lowest  uint16 // score that the client wants
+	place   wire.Place
 	payload []byte
 	kind    uint8
 	err     error // set before: the image is not decoded
@@ -82,6 +85,14 @@ func (d *decoding) start() {
 
 func (d *decoding) stop() { close(d.wake) }
 
+// placeOf returns where a request's picture lies in the model's input.
+func placeOf(in *models.Input, p wire.Picture) wire.Place {
+	if p.Format == 0 {
+		return wire.Place{}
+	}
+	return sampling.Fit(in, p.Width, p.Height).Place(in, p.Width, p.Height)
+}
+
 // run decodes the images from first on, one per room.
 func (d *decoding) run(t *tensors.Tensors, first int) {
 	d.tensors, d.first = t, first
@@ -101,7 +112,7 @@ func (d *decoding) decode(i int) {
 	}
 	d.tensors.Image(d.images[i], d.first+i)
 	var err error
-	if r.payload, r.kind, err = d.decoders[i].AppendFrom(r.buffer, d.images[i], r.lowest); err != nil {
+	if r.payload, r.kind, err = d.decoders[i].AppendFrom(r.buffer, d.images[i], r.lowest, r.place); err != nil {
 		r.err = fmt.Errorf("decode outputs of %s: %w", d.card.Name, err)
 	}
 }

@@ -124,3 +124,14 @@ func BenchmarkDecoding(b *testing.B) {
 		})
 	}
 }
+
+// The answer to a picture of another size is about that picture.
+func TestPlaceOfPicture(t *testing.T) {
+	in := &models.Input{Height: 416, Width: 416}
+	if got := placeOf(in, wire.Picture{}); got != (wire.Place{}) {
+		t.Errorf("the card's picture is at %v", got)
+	}
+	if got, want := placeOf(in, wire.Picture{Format: wire.FormatNV12, Width: 1920, Height: 1080}), (wire.Place{Y: 91. / 416, Width: 1, Height: 234. / 416}); got != want {
+		t.Errorf("a wide picture is at %v, want %v", got, want)
+	}
+}

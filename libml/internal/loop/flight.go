@@ -168,6 +168,7 @@ func (l *Loop) decode(f *flight, i int) []room {
 	d.rooms = d.rooms[:0]
 	for k, r := range f.batch[i:min(len(f.batch), i+cap(d.rooms))] {
 		var buffer []byte
+		var place wire.Place
 		err := f.err
 		if err == nil && f.refused[i+k] {
 			err = f.bad
@@ -180,7 +181,10 @@ func (l *Loop) decode(f *flight, i int) []room {
 				err = errNoRoom
 			}
 		}
-		d.rooms = append(d.rooms, room{buffer: buffer[:0], lowest: l.Ring.Request(r.Slot).LowestScore, err: err})
+		if err == nil {
+			place = placeOf(&l.Card.Input, f.requests[i+k].Picture)
+		}
+		d.rooms = append(d.rooms, room{buffer: buffer[:0], lowest: l.Ring.Request(r.Slot).LowestScore, place: place, err: err})
 	}
 	d.run(l.Tensors[f.slot], i)
 	return d.rooms
