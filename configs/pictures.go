@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -20,4 +21,16 @@ func (r PictureRate) Interval() time.Duration {
 		return time.Minute / time.Duration(n)
 	}
 	return time.Second / time.Duration(n)
+}
+
+// PictureSize is a width and a height, written 1920x1200; empty for none.
+type PictureSize string
+
+// Bytes is the size of such a picture with 4 bytes per pixel, as many as any format has; 0 for none.
+func (s PictureSize) Bytes() int {
+	var width, height int
+	if _, err := fmt.Sscanf(string(s), "%dx%d", &width, &height); err != nil {
+		return 0
+	}
+	return 4 * width * height
 }

@@ -97,7 +97,7 @@ func (p *Port) Picture() (copied Picture, ok bool) {
 // slot's owner and Port.mu. The slot has not ended yet.
 func (t *replyTurn) claim(slot uint32, now int64, origin *aggregate.Origin, result *wire.Result, payload []byte) {
 	c := t.port.pictures.Load()
-	if c == nil || now < c.next || result.Status != wire.StatusOK || !c.claimed.CompareAndSwap(false, true) {
+	if c == nil || now < c.next || t.port.table.Request(slot).Format != 0 || result.Status != wire.StatusOK || !c.claimed.CompareAndSwap(false, true) {
 		return
 	}
 	c.next = now + c.interval

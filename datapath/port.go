@@ -37,6 +37,7 @@ import (
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // Options configures a port.
@@ -45,8 +46,9 @@ type Options struct {
 	Name string
 	// Queues is the number of queues, one per instance of the function.
 	Queues int
-	// RequestBytes is the exact size of a request, ResultBytes the max size of a result.
-	RequestBytes, ResultBytes int
+	// RequestBytes is the exact size of a request, ResultBytes the max size of a result. LargestPicture is the max size
+	// of a picture of another format or shape than the card's; 0: there are none.
+	RequestBytes, ResultBytes, LargestPicture int
 	// MinFragmentBytes is the min size of every fragment of a request except the last.
 	MinFragmentBytes int
 	// Camera, if set, reads the datagrams: they come from cameras. Answers then go to AnswersTo, or
@@ -154,9 +156,10 @@ const descriptorsPerFragment = 2
 // NewPort allocates the memory of a port over its sources. It starts no thread. The port owns
 // the sources from now on; if NewPort fails, it closes them.
 func NewPort(sources *Sources, o Options) (_ *Port, err error) {
-	fragments := (o.RequestBytes + o.MinFragmentBytes - 1) / o.MinFragmentBytes
+	largest := max(o.RequestBytes, o.LargestPicture)
+	fragments := min((largest+o.MinFragmentBytes-1)/o.MinFragmentBytes, wire.MaxFragments)
 	slab := sources.All[0].Slab().Bytes()
-	slots := cmp.Or(o.Slots, aggregate.AutoSlots(len(slab), o.RequestBytes))
+	slots := cmp.Or(o.Slots, aggregate.AutoSlots(len(slab), largest))
 	p := &Port{
 		log: o.Log,
 		geometry: shm.Geometry{
@@ -187,6 +190,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		Slots:            slots,
 		Follow:           o.Slots == 0,
 		RequestBytes:     o.RequestBytes,
+		LargestPicture:   o.LargestPicture,
 		MaxFragments:     int(p.geometry.MaxFragments),
 		MinFragmentBytes: o.MinFragmentBytes,
 		Camera:           o.Camera,

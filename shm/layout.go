@@ -73,11 +73,11 @@ const resultHeaderBytes = lineBytes
 const poolAlignment = 4096
 
 // Limits of a Geometry. The smallest field that holds a slot's index has 16
-// bits, and so has a fragment index on the wire. A result is at most what
+// bits. A fragment on the wire has up to two descriptors. A result is at most what
 // wire.MaxFragments fragments of an answer hold.
 const (
 	maxSlots       = 1 << 16
-	maxFragments   = 1 << 16
+	maxFragments   = 2 * wire.MaxFragments
 	maxResultBytes = wire.MaxFragments * wire.DefaultFragmentBytes
 	maxPoolBytes   = 1 << 30
 )

@@ -99,7 +99,7 @@ func TestGeometry(t *testing.T) {
 		good bool
 	}{
 		{Geometry{Slots: 1, MaxFragments: 1, PoolBytes: 64}, true},
-		{Geometry{Slots: 65536, MaxFragments: 65536, ResultBytes: 65535 << 10, PoolBytes: 1 << 30}, true},
+		{Geometry{Slots: 65536, MaxFragments: 131070, ResultBytes: 65535 << 10, PoolBytes: 1 << 30}, true},
 		{Geometry{Slots: 1, MaxFragments: 1}, false},
 		{Geometry{Slots: 1, MaxFragments: 1, PoolBytes: 65}, false},
 		{Geometry{Slots: 1, MaxFragments: 1, ResultBytes: 65, PoolBytes: 64}, false},
@@ -108,7 +108,7 @@ func TestGeometry(t *testing.T) {
 		{Geometry{Slots: 3, MaxFragments: 1}, false},
 		{Geometry{Slots: 131072, MaxFragments: 1}, false},
 		{Geometry{Slots: 4, MaxFragments: 0}, false},
-		{Geometry{Slots: 4, MaxFragments: 65537}, false},
+		{Geometry{Slots: 4, MaxFragments: 131071}, false},
 		{Geometry{Slots: 4, MaxFragments: 1, ResultBytes: 65535<<10 + 1}, false},
 	} {
 		if err := test.g.Validate(); (err == nil) != test.good {

@@ -1,6 +1,9 @@
 package wire
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // PictureFormat says how the pixels of a picture lie in a request. The zero value is the format of the function's card.
 //
@@ -130,6 +133,25 @@ func (p Picture) RowBytes() int {
 		return 2 * n
 	}
 	return n
+}
+
+// Check returns an error if a request of total bytes cannot have the picture, or it is larger than the largest picture. If
+// that is 0, the function takes no pictures of other formats and shapes than its card's.
+func (p Picture) Check(total, largest int) error {
+	size, err := p.Bytes()
+	switch {
+	case largest == 0:
+		return fmt.Errorf("picture is %d x %d of %s, and the function takes only its card's pictures; set its max_picture", p.Width, p.Height, p.Format)
+	case err != nil:
+		return err
+	case max(p.Width, p.Height) > math.MaxUint16:
+		return fmt.Errorf("picture has %d x %d pixels, want at most %d on each side", p.Width, p.Height, math.MaxUint16)
+	case size > largest:
+		return fmt.Errorf("picture of %d x %d of %s has %d bytes, and the function takes at most %d", p.Width, p.Height, p.Format, size, largest)
+	case size != total:
+		return fmt.Errorf("picture of %d x %d of %s has %d bytes, and the request %d", p.Width, p.Height, p.Format, size, total)
+	}
+	return nil
 }
 
 // Bytes returns the size of the picture. It fails if the format is unknown or the shape is impossible.

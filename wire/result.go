@@ -78,7 +78,8 @@ func (k Kind) String() string {
 //	40  u64 address cookie, 0 for none
 //	48  u32 the function's latency objective, µs, 0 for unknown
 //	52  u32 the size of the function's pictures, 0 for unknown
-//	56  8 × zero, ignored when read
+//	56  u32 the size of the largest picture of another format or shape, 0 for none
+//	60  4 × zero, ignored when read
 type Result struct {
 	Status Status
 	Kind   Kind
@@ -111,6 +112,8 @@ type Result struct {
 	Objective time.Duration
 	// PictureBytes is the size of the function's pictures. Only StatusRefused has it.
 	PictureBytes uint32
+	// LargestPicture is the size of the largest Extension.Picture that the function takes. 0 means that it takes none.
+	LargestPicture uint32
 }
 
 // StageNames are the names of the stages in reports, in order.
@@ -144,7 +147,8 @@ func (r *Result) Put(b []byte) {
 	binary.LittleEndian.PutUint64(b[40:], r.Cookie)
 	binary.LittleEndian.PutUint32(b[48:], micros(r.Objective))
 	binary.LittleEndian.PutUint32(b[52:], r.PictureBytes)
-	clear(b[56:])
+	binary.LittleEndian.PutUint32(b[56:], r.LargestPicture)
+	clear(b[60:])
 }
 
 // AppendResult appends the datagram for fragment index of an answer, whose payload
@@ -188,21 +192,22 @@ func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
 	}
 	block := b[HeaderSize:][:BlockSize] // checked: PayloadOffset is within the datagram
 	r = Result{
-		Status:       Status(block[0]),
-		Kind:         Kind(block[1]),
-		Batch:        binary.LittleEndian.Uint16(block[2:]),
-		Credit:       binary.LittleEndian.Uint16(block[4:]),
-		Missing:      binary.LittleEndian.Uint16(block[6:]),
-		ModelVersion: binary.LittleEndian.Uint32(block[8:]),
-		Aggregate:    time.Duration(binary.LittleEndian.Uint32(block[12:])) * time.Microsecond,
-		Queue:        time.Duration(binary.LittleEndian.Uint32(block[16:])) * time.Microsecond,
-		Gather:       time.Duration(binary.LittleEndian.Uint32(block[20:])) * time.Microsecond,
-		Infer:        time.Duration(binary.LittleEndian.Uint32(block[24:])) * time.Microsecond,
-		Reply:        time.Duration(binary.LittleEndian.Uint32(block[28:])) * time.Microsecond,
-		SentAt:       binary.LittleEndian.Uint64(block[32:]),
-		Cookie:       binary.LittleEndian.Uint64(block[40:]),
-		Objective:    time.Duration(binary.LittleEndian.Uint32(block[48:])) * time.Microsecond,
-		PictureBytes: binary.LittleEndian.Uint32(block[52:]),
+		Status:         Status(block[0]),
+		Kind:           Kind(block[1]),
+		Batch:          binary.LittleEndian.Uint16(block[2:]),
+		Credit:         binary.LittleEndian.Uint16(block[4:]),
+		Missing:        binary.LittleEndian.Uint16(block[6:]),
+		ModelVersion:   binary.LittleEndian.Uint32(block[8:]),
+		Aggregate:      time.Duration(binary.LittleEndian.Uint32(block[12:])) * time.Microsecond,
+		Queue:          time.Duration(binary.LittleEndian.Uint32(block[16:])) * time.Microsecond,
+		Gather:         time.Duration(binary.LittleEndian.Uint32(block[20:])) * time.Microsecond,
+		Infer:          time.Duration(binary.LittleEndian.Uint32(block[24:])) * time.Microsecond,
+		Reply:          time.Duration(binary.LittleEndian.Uint32(block[28:])) * time.Microsecond,
+		SentAt:         binary.LittleEndian.Uint64(block[32:]),
+		Cookie:         binary.LittleEndian.Uint64(block[40:]),
+		Objective:      time.Duration(binary.LittleEndian.Uint32(block[48:])) * time.Microsecond,
+		PictureBytes:   binary.LittleEndian.Uint32(block[52:]),
+		LargestPicture: binary.LittleEndian.Uint32(block[56:]),
 	}
 	switch {
 	case r.Status >= NumStatuses, (r.Status == StatusBusy) != (h.Type == TypeBusy):

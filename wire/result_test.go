@@ -44,8 +44,8 @@ func TestReservedBytes(t *testing.T) {
 	for i := range 4 {
 		first[HeaderSize+60+i] = 0xaa
 	}
-	for i := range 8 {
-		result[HeaderSize+56+i] = 0xaa
+	for i := range 4 {
+		result[HeaderSize+60+i] = 0xaa
 	}
 	if e, err := DecodeExtension(first[HeaderSize:]); err != nil || e != exampleExtension {
 		t.Errorf("extension: got %+v, %v", e, err)

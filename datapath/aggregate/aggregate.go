@@ -12,7 +12,9 @@
 //     model's), or turned away (no slot is free).
 //  4. The fragment is checked against the request's other fragments and marked in its
 //     bitmap. Descriptors of its payload are written straight into the request table.
-//  5. The last missing fragment completes the request: the caller publishes its slot.
+//  5. Fragment 0 says whether the picture is the card's, or of which format and shape it is. The request is refused if
+//     that is not its size. A later fragment 0 changes nothing.
+//  6. The last missing fragment completes the request: the caller publishes its slot.
 //
 // The packets of cameras take another way in (cameras.go).
 //
@@ -114,6 +116,7 @@ type request struct {
 	state  state
 	client clientRef
 
+	total uint32 // bytes of the picture
 	count uint16 // number of fragments; 0 for a camera's picture
 	size  uint32 // bytes of every fragment except the last; of the largest if they differ
 	got   uint32 // received fragments, or bytes of a camera's picture
@@ -155,6 +158,7 @@ type extension struct {
 	priority uint8
 	lowest   uint16 // score
 	stream   uint32
+	picture  wire.Picture
 	wanted   int64 // for how long after request.first an answer is useful; 0: unknown
 	sentAt   uint64
 }
@@ -332,9 +336,7 @@ func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, eve
 	proved := local(d.From) || a.proves(d, h)
 	client := a.senders.touch(proved, a.hash.client(d.From), d.From, a.now)
 	size := wire.FragmentSize(h)
-	switch {
-	case int(h.Total) != a.config.RequestBytes, int(h.Count) > a.config.maxCount(),
-		h.Count > 1 && int(size) < a.config.MinFragmentBytes:
+	if !a.takes(d, h) || int(h.Count) > a.config.maxCount() || h.Count > 1 && int(size) < a.config.MinFragmentBytes {
 		a.stats.Refused++
 		a.drop(dropForeign, d, events)
 		refused := wire.Result{Status: wire.StatusRefused, Credit: a.credit(client), PictureBytes: uint32(a.config.RequestBytes)}
@@ -359,7 +361,7 @@ func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, eve
 	if proved {
 		events.Begun++
 	}
-	r.count, r.size = h.Count, size
+	r.total, r.count, r.size = h.Total, h.Count, size
 	clear(r.present[:(int(h.Count)+63)/64])
 	a.receiveFragment(slot, d, h, events)
 }
@@ -368,7 +370,7 @@ func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, eve
 func (a *Aggregator) occupy(slot uint32, k requestKey, d *ingest.Datagram, client clientRef) *request {
 	r := &a.slots[slot]
 	r.requestKey, r.state, r.client = k, stateGathering, client
-	r.got, r.used = 0, 0
+	r.total, r.got, r.used = uint32(a.config.RequestBytes), 0, 0
 	r.replies, r.extension = replyLimit{headers: headerBytes(d.From)}, extension{}
 	r.first, r.progress, r.nacks = a.now, a.now, nacks{mark: a.now, last: a.now}
 	if r.arrived = a.now; d.Arrived != 0 {
@@ -478,6 +480,11 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 		a.drop(dropDuplicate, d, events)
 		a.asked(slot, h, events)
 		return
+	case !a.takes(d, h):
+		a.extend(r, d)
+		a.drop(dropForeign, d, events)
+		a.refuse(slot, events)
+		return
 	}
 	described := describe(r.fragments[r.used:], d, uint32(wire.PayloadOffset(h)), uint32(h.Length), h.Offset)
 	if described == 0 {
@@ -510,11 +517,38 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 	a.asked(slot, h, events)
 }
 
+// takes reports whether the function takes a request of this size. Only fragment 0 says so if it takes pictures of
+// other formats and shapes.
+func (a *Aggregator) takes(d *ingest.Datagram, h *wire.Header) bool {
+	switch {
+	case h.Index != 0 && a.config.LargestPicture > 0:
+		return int(h.Total) <= max(a.config.RequestBytes, a.config.LargestPicture)
+	case h.Index == 0 && h.Flags&wire.FlagExtension != 0:
+		if e, _ := a.extension(d); e.Picture.Format != 0 {
+			return e.Picture.Check(int(h.Total), a.config.LargestPicture) == nil
+		}
+	}
+	return int(h.Total) == a.config.RequestBytes
+}
+
+// refuse ends a gathering request that fragment 0 shows to be of another size.
+func (a *Aggregator) refuse(slot uint32, events *Events) {
+	r := &a.slots[slot]
+	a.stats.Refused++
+	a.stats.Evicted++
+	a.vacate(slot, events)
+	result := wire.Result{
+		Status: wire.StatusRefused, Credit: a.credit(r.client), Aggregate: time.Duration(a.now - r.first), SentAt: r.extension.sentAt,
+		PictureBytes: uint32(a.config.RequestBytes),
+	}
+	a.tell(&a.turned, record{requestKey: r.requestKey, result: result}, events)
+}
+
 // agrees reports whether a fragment's total, count and fragment size are those of its request. The
 // header is consistent in itself. Therefore the offset gives the fragment size for the last
 // fragment, and the length gives it for all others.
 func (a *Aggregator) agrees(r *request, h *wire.Header) bool {
-	if h.Count != r.count || int(h.Total) != a.config.RequestBytes {
+	if h.Count != r.count || h.Total != r.total {
 		return false
 	}
 	if h.Index == h.Count-1 {
@@ -527,7 +561,7 @@ func (a *Aggregator) agrees(r *request, h *wire.Header) bool {
 // received before.
 func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
 	if r.state == stateComplete {
-		return int(h.Offset) < a.config.RequestBytes
+		return h.Offset < r.total
 	}
 	first := h.Offset / r.size
 	last := uint32((uint64(h.Offset) + uint64(h.Length) - 1) / uint64(r.size))
@@ -565,7 +599,7 @@ func describe(to []shm.Fragment, d *ingest.Datagram, from, length, place uint32)
 // extend reads the client's extension of its request.
 func (a *Aggregator) extend(r *request, d *ingest.Datagram) {
 	if e, ok := a.extension(d); ok {
-		r.extension = extension{received: true, priority: e.Priority, lowest: e.LowestScore, stream: e.Stream, sentAt: e.SentAt, wanted: int64(e.Deadline)}
+		r.extension = extension{received: true, priority: e.Priority, lowest: e.LowestScore, stream: e.Stream, picture: e.Picture, sentAt: e.SentAt, wanted: int64(e.Deadline)}
 	}
 }
 
@@ -591,11 +625,13 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 	r.state, r.complete = stateComplete, a.now
 	a.stats.Complete++
 	address, client := a.source(r.client)
-	a.table.SetRequest(slot, shm.Request{
-		ID: r.id, Fragments: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.extension.priority, LowestScore: r.extension.lowest,
+	entry := shm.Request{
+		ID: r.id, Fragments: r.used, Bytes: r.total, Priority: r.extension.priority, LowestScore: r.extension.lowest,
 		FirstFragment: r.arrived, Complete: r.complete, Deadline: a.deadline(r),
 		Address: address, Client: client, Stream: a.hash.stream(r.from, r.extension.stream),
-	})
+	}
+	entry.SetPicture(r.extension.picture)
+	a.table.SetRequest(slot, entry)
 	events.Complete = append(events.Complete, slot)
 }
 
@@ -689,7 +725,7 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 		return
 	}
 	r.answered = a.now
-	answer.Cookie, answer.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
+	a.inform(&answer.Result, r.from)
 	events.Again = append(events.Again, answer)
 	if !missing.Empty() && r.expires-a.now < int64(a.config.AnsweredFor)/2 && ref < uint32(len(a.slots)+len(a.ended.records)) {
 		// A large answer over a bad network takes longer than AnsweredFor.
@@ -743,9 +779,14 @@ func (a *Aggregator) turnAway(k requestKey, d *ingest.Datagram, h *wire.Header, 
 // a budget: each datagram that asks again pays for the block that may answer it.
 func (a *Aggregator) tell(m *history, r record, events *Events) {
 	to := a.answersTo(r.from)
-	r.result.Cookie, r.result.Objective = a.common.cookies.at(a.now, to), a.config.SLO
+	a.inform(&r.result, to)
 	events.Reported = append(events.Reported, Answer{To: to, RequestID: r.id, Result: r.result})
 	a.remember(m, r)
+}
+
+// inform fills in what each answer says of the function and for the client.
+func (a *Aggregator) inform(result *wire.Result, to netip.AddrPort) {
+	result.Cookie, result.Objective, result.LargestPicture = a.common.cookies.at(a.now, to), a.config.SLO, uint32(a.config.LargestPicture)
 }
 
 // remember stores a request that has ended. If there is no room, it replaces the oldest.
@@ -827,7 +868,7 @@ func (a *Aggregator) nack(slot uint32, events *Events) {
 		return // the client will ask, and its datagram pays for the next one
 	}
 	a.stats.NACKs++
-	events.sendNACK(r, uint32(a.config.RequestBytes))
+	events.sendNACK(r)
 }
 
 // EvictOldest ends an incomplete request with status busy, to free its packet memory. It
@@ -962,7 +1003,7 @@ func (a *Aggregator) conclude(r *request, result *wire.Result, payload []byte) {
 		end.budget.spend(answerBytes(r.replies.headers, 0), 0)
 		*result = withheld(result)
 	}
-	result.Cookie, result.Objective = a.common.cookies.at(a.now, a.answersTo(r.from)), a.config.SLO
+	a.inform(result, a.answersTo(r.from))
 	a.remember(m, end)
 }
 

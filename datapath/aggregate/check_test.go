@@ -91,7 +91,7 @@ func (a *Aggregator) checkRequest(r *request) error {
 	}
 	for i := range uint64(r.count) {
 		if r.present[i/64]&(1<<(i%64)) != 0 {
-			want += min(uint64(r.size), uint64(a.config.RequestBytes)-i*uint64(r.size))
+			want += min(uint64(r.size), uint64(r.total)-i*uint64(r.size))
 		}
 	}
 	if described != want {

@@ -18,10 +18,13 @@ type Config struct {
 	// (open.go); it is at least minSlots.
 	Slots  int
 	Follow bool
-	// RequestBytes is the exact size of a request.
+	// RequestBytes is the exact size of a request with a picture of the card.
 	RequestBytes int
+	// LargestPicture is the max size of a picture of another format or shape, which its extension says; 0: the
+	// function takes none.
+	LargestPicture int
 	// MaxFragments is the number of descriptors of a slot in the table. A fragment takes one, or
-	// two if it lies in two spans. 2 * RequestBytes / MinFragmentBytes are always enough.
+	// two if it lies in two spans. 2 * max(RequestBytes, LargestPicture) / MinFragmentBytes are always enough.
 	MaxFragments int
 	// MinFragmentBytes is the min size of every fragment except the last. Requests with smaller
 	// fragments are refused.
@@ -137,6 +140,10 @@ func (c Config) Validate() error {
 		return wrong("%d slots: want a power of two from %d to %d", c.Slots, minSlots, maxSlots)
 	case c.RequestBytes < 1 || uint64(c.RequestBytes) > math.MaxUint32:
 		return wrong("requests of %d bytes: want 1 to 4 GiB", c.RequestBytes)
+	case c.LargestPicture < 0 || uint64(c.LargestPicture) > math.MaxUint32:
+		return wrong("pictures of %d bytes: want 0 to 4 GiB", c.LargestPicture)
+	case c.Camera != nil && c.LargestPicture > 0:
+		return wrong("pictures of up to %d bytes of a camera: want only those of the card", c.LargestPicture)
 	case c.Camera != nil && c.Camera.PictureBytes() != c.RequestBytes:
 		return wrong("pictures of %d bytes in requests of %d: want the same", c.Camera.PictureBytes(), c.RequestBytes)
 	case c.MinFragmentBytes < 1:
@@ -162,7 +169,7 @@ func (c *Config) clients() int { return max(minClients, 2*c.Slots) }
 // maxCount is the max fragment count of a request: no fragment is too small, and each has a
 // descriptor.
 func (c *Config) maxCount() int {
-	return min((c.RequestBytes-1)/c.MinFragmentBytes+1, c.MaxFragments, wire.MaxFragments)
+	return min((max(c.RequestBytes, c.LargestPicture)-1)/c.MinFragmentBytes+1, c.MaxFragments, wire.MaxFragments)
 }
 
 // Within returns the part of an objective, or of a client's own deadline, that is left for

@@ -67,12 +67,12 @@ func (e *Events) release(d *ingest.Datagram) {
 	e.Release = hold(hold(e.Release, d.First), d.Rest)
 }
 
-func (e *Events) sendNACK(r *request, total uint32) {
+func (e *Events) sendNACK(r *request) {
 	words := (int(r.count) + 63) / 64
 	at := len(e.present)
 	e.present = append(e.present, r.present[:words]...)
 	e.NACKs = append(e.NACKs, NACK{
-		To: r.from, RequestID: r.id, Total: total, Count: r.count, Present: e.present[at : at+words : at+words],
+		To: r.from, RequestID: r.id, Total: r.total, Count: r.count, Present: e.present[at : at+words : at+words],
 	})
 }
 

@@ -58,6 +58,9 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 	if err := checkPictures(c.Pictures, card); err != nil {
 		return nil, &Problem{Key: "pictures", Err: err}
 	}
+	if err := checkMaxPicture(&c, card); err != nil {
+		return nil, &Problem{Key: "max_picture", Err: err}
+	}
 	with := setupUnder(cfg, c, card)
 	if err := cfg.Lab.FitsBatches(card.Batches, with.slo, with.hangTimeout); err != nil {
 		return nil, &Problem{Key: "name", Err: err}

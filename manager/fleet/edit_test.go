@@ -87,6 +87,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"change":        {func(c *configs.Function) { c.Change = configs.ChangeShadow }, nil},
 		"receivers":     {func(c *configs.Function) { c.Receivers = 2 }, nil},
 		"format":        {func(c *configs.Function) { c.Format = configs.FormatGVSP }, nil},
+		"max_picture":   {func(c *configs.Function) { c.MaxPicture = "640x480" }, nil},
 		"answers_to":    {nil, nil}, // TestEditCamera
 		"worker":        {nil, nil}, // TestEditWorker
 		"name":          {nil, nil}, // another name is another function

@@ -88,6 +88,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		Name:             c.Name,
 		Queues:           c.Instances,
 		RequestBytes:     wireCard(c.Format, card).Input.WireBytes(),
+		LargestPicture:   c.MaxPicture.Bytes(),
 		ResultBytes:      card.ResultBytes(),
 		MinFragmentBytes: min(minFragmentBytes, card.Input.WireBytes(), f.camera.maxMinFragment()),
 		Camera:           reader,
@@ -126,6 +127,24 @@ func checkPictures(rate configs.PictureRate, card *models.Card) error {
 		return fmt.Errorf("is %s, and model %s takes %d channels of %s; want a model that takes pictures (u8, 1 or 3 channels), or leave the key out", rate, card.Name, in.Channels, in.WireType)
 	case in.WireBytes() > control.MaxPictureBytes:
 		return fmt.Errorf("is %s, and model %s takes pictures of %d bytes; the page shows at most %d; leave the key out", rate, card.Name, in.WireBytes(), control.MaxPictureBytes)
+	}
+	return nil
+}
+
+// maxRequestBytes is what the max number of fragments of the usual size holds.
+const maxRequestBytes = wire.MaxFragments * wire.DefaultFragmentBytes
+
+// checkMaxPicture returns an error if clients cannot send a model pictures of other formats and sizes.
+func checkMaxPicture(c *configs.Function, card *models.Card) error {
+	switch size := c.MaxPicture.Bytes(); {
+	case size == 0:
+		return nil
+	case c.Format != "":
+		return fmt.Errorf("is %s, and the format %s is for cameras; delete one of the keys", c.MaxPicture, c.Format)
+	case !card.Input.IsPicture():
+		return fmt.Errorf("is %s, and model %s takes %d channels of %s; want a model that takes pictures (u8, 1 or 3 channels), or leave the key out", c.MaxPicture, card.Name, card.Input.Channels, card.Input.WireType)
+	case size > maxRequestBytes:
+		return fmt.Errorf("is %s, or %d bytes; want at most %d", c.MaxPicture, size, maxRequestBytes)
 	}
 	return nil
 }

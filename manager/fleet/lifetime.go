@@ -51,7 +51,7 @@ func (fl *Fleet) checked(c configs.Function) (*models.Card, error) {
 		return card, nil
 	}
 	switch problem.Key {
-	case "worker", "format", "pictures": // their errors begin with the value
+	case "worker", "format", "pictures", "max_picture": // their errors begin with the value
 		return nil, fmt.Errorf("add function %s: %s %w", c.Name, problem.Key, problem.Err)
 	}
 	return nil, fmt.Errorf("add function %s: %w", c.Name, problem.Err)

@@ -128,6 +128,9 @@ func (f *function) takes(card *models.Card, want configs.Function) error {
 	if err := checkCamera(f.config.Format, &card.Input); err != nil {
 		return fmt.Errorf("replace model of %s: format %w", f.name, err)
 	}
+	if err := checkMaxPicture(&f.config, card); err != nil {
+		return fmt.Errorf("replace model of %s: max_picture %w", f.name, err)
+	}
 	if f.camera != nil && *readerOf(f.config.Format, &card.Input) != *f.camera.Reader {
 		in := &card.Input
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d x %d x %d, and the camera sends %d x %d x %d; add it as another function",

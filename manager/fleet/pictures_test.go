@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,5 +71,26 @@ func TestPicturesRefused(t *testing.T) {
 		f = named("a", 20)
 		f.Model, f.Pictures = name, "1/s"
 		refused(t, b.edited(f), append(words, "reconfigure function a")...)
+	}
+}
+
+func TestMaxPicture(t *testing.T) {
+	picture, tensor := testCard(), testCard()
+	tensor.Input.WireType, tensor.Input.Channels = models.F32, 3
+	for name, row := range map[string]struct {
+		function configs.Function
+		card     *models.Card
+		want     string // part of the error; empty for none
+	}{
+		"none":    {configs.Function{Format: configs.FormatGVSP}, tensor, ""},
+		"picture": {configs.Function{MaxPicture: "1920x1200"}, picture, ""},
+		"tensor":  {configs.Function{MaxPicture: "1920x1200"}, tensor, "is 1920x1200, and model a takes 3 channels of f32"},
+		"camera":  {configs.Function{MaxPicture: "1920x1200", Format: configs.FormatGVSP}, picture, "the format gvsp is for cameras"},
+		"large":   {configs.Function{MaxPicture: "4096x4096"}, picture, "or 67108864 bytes; want at most 67107840"},
+	} {
+		err := checkMaxPicture(&row.function, row.card)
+		if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+			t.Errorf("%s: error is %v, want %q", name, err, row.want)
+		}
 	}
 }

@@ -1,0 +1,39 @@
+package wire
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestPictureCheck(t *testing.T) {
+	const largest = 4 * 1920 * 1200
+	for _, row := range []struct {
+		name    string
+		picture Picture
+		total   int
+		want    string // part of the error; empty for none
+	}{
+		{"nv12", Picture{FormatNV12, 1920, 1080, 0}, 3110400, ""},
+		{"stride", Picture{FormatRGB8, 3, 2, 16}, 32, ""},
+		{"the largest", Picture{FormatRGBA8, 1920, 1200, 0}, largest, ""},
+		{"other total", Picture{FormatNV12, 1920, 1080, 0}, 3110399, "has 3110400 bytes, and the request 3110399"},
+		{"stride below the width", Picture{FormatGrey8, 100, 1, 99}, 99, "stride of 99 bytes, and a row of 100 pixels of grey8 has 100"},
+		{"odd width", Picture{FormatNV12, 3, 2, 0}, 9, "want even numbers for nv12"},
+		{"odd height", Picture{FormatNV12, 2, 3, 0}, 9, "want even numbers for nv12"},
+		{"no pixels", Picture{FormatRGB8, 0, 0, 0}, 1, "0 x 0 pixels"},
+		{"65,535 squared", Picture{FormatRGB8, 65535, 65535, 0}, 1, "has 12884508675 bytes, and the function takes at most 9216000"},
+		{"wide", Picture{FormatGrey8, 65536, 1, 0}, 65536, "want at most 65535 on each side"},
+		{"high stride", Picture{FormatGrey8, 2, 65535, 1<<32 - 1}, 1, "at most 9216000"},
+		{"unknown format", Picture{99, 4, 4, 0}, 48, "format 99, which is unknown"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			err := row.picture.Check(row.total, largest)
+			if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+				t.Errorf("error is %v, want %q", err, row.want)
+			}
+		})
+	}
+	if err := (Picture{FormatRGB8, 1, 1, 0}).Check(3, 0); err == nil || !strings.Contains(err.Error(), "max_picture") {
+		t.Errorf("error is %v, want the key to set", err)
+	}
+}
