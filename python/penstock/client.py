@@ -212,15 +212,10 @@ class Client:
         pull: Optional[asyncio.Task[None]] = None
         try:
             while True:
-                while not events.empty():
-                    events.get_nowait()()
-                answer = s.next()
-                if answer is not None:
+                for answer in s.ready(events):
                     yield answer
-                    continue
                 if s.finished:
                     return
-                s.ask_room()
                 if s.wants_frame and iterator is not None:
                     s.send(next(iterator, None))
                     continue
@@ -466,15 +461,9 @@ class SyncClient:
         source = iter(frames)
         try:
             while True:
-                while not events.empty():
-                    events.get()()
-                answer = s.next()
-                if answer is not None:
-                    yield answer
-                    continue
+                yield from s.ready(events)
                 if s.finished:
                     return
-                s.ask_room()
                 if s.wants_frame:
                     s.send(next(source, None))
                 else:
@@ -534,15 +523,16 @@ class _Stream:
     def wants_frame(self) -> bool:
         return not self._ended and self._room > 0 and self._sent - self._read < _WINDOW
 
-    def next(self) -> Optional[Answer]:
-        """The next frame's answer, if it has come."""
-        answer = self._answers.pop(self._read, None)
-        if answer is not None:
+    def ready(self, events: Union[asyncio.Queue[_Event], queue.SimpleQueue[_Event]]) -> Iterator[Answer]:
+        """The next frames' answers that have come; then ask for credit, if it is used up."""
+        while not events.empty():
+            events.get_nowait()()
+        while self._read in self._answers:
             self._read += 1
-        return answer
+            yield self._answers.pop(self._read - 1)
+        self._ask_room()
 
-    def ask_room(self) -> None:
-        """Ask for credit, if it is used up."""
+    def _ask_room(self) -> None:
         if self._room > 0 or self._asked or self._ended:
             return
         self._asked = True
