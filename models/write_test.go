@@ -2,9 +2,11 @@ package models
 
 import (
 	"encoding/json"
+	"reflect"
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models/document"
 )
 
 // TestKeys reads cards again from their keys.
@@ -22,13 +24,23 @@ outputs:
 batches: [1, 2]
 slo: 1500ms
 `
+	written := map[string]bool{}
 	for name, text := range map[string]string{"card": card, "boxCard": boxCard, "ownCard": ownCard, "speechCard": speechCard, "rowsCard": rowsCard} {
 		t.Run(name, func(t *testing.T) {
 			dir := folder(t)
 			want, err := read(t, dir, text)
 			must.OK(t, err)
 			want.AutoBatches = false // keys have the sizes
-			again, err := json.Marshal(want.Keys())
+			keys := want.Keys()
+			for key := range keys {
+				written[key] = true
+			}
+			if input, ok := keys["input"].(map[string]any); ok {
+				for key := range input {
+					written["input."+key] = true
+				}
+			}
+			again, err := json.Marshal(keys)
 			must.OK(t, err)
 			got, err := read(t, dir, string(again))
 			must.OK(t, err)
@@ -36,5 +48,18 @@ slo: 1500ms
 				t.Errorf("read again from\n%s\n%+v, want\n%+v", again, got, want)
 			}
 		})
+	}
+
+	var all []string
+	for _, k := range document.Keys(reflect.TypeFor[cardFile]()) {
+		all = append(all, k.Name)
+	}
+	for _, k := range document.Keys(reflect.TypeFor[inputFile]()) {
+		all = append(all, "input."+k.Name)
+	}
+	for _, key := range all {
+		if !written[key] {
+			t.Errorf("no card was written with %s", key)
+		}
 	}
 }
