@@ -14,21 +14,20 @@ type axis struct {
 }
 
 // newAxis interpolates count results from the part of a row that begins at begin and is length long. Pixels beyond the
-// row's limit are those at its ends. With area, a result is the mean of what it covers, as OpenCV's INTER_AREA; else it is
-// between the two pixels next to its centre (INTER_LINEAR).
+// row's limit do not exist. A result is the mean of a box around its centre. With area the box is what the result covers, as
+// OpenCV's INTER_AREA. Otherwise, and if it covers less than a pixel, the box is one pixel long: the weights are INTER_LINEAR's.
 func newAxis(begin, length float64, count, limit int, area bool, bits uint) *axis {
 	a := &axis{per: 2}
-	step := length / float64(count)
-	if area = area && step > 1; area {
+	step, box := length/float64(count), 1.0
+	if area && step > 1 {
+		box = step
 		a.per = int(math.Ceil(step)) + 1
 	}
 	taps := make([]float64, a.per)
 	starts := make([]int, count)
 	for i := range count {
-		starts[i] = linearTaps(taps, begin+(float64(i)+0.5)*step-0.5, limit)
-		if area {
-			starts[i] = areaTaps(taps, begin+float64(i)*step, begin+float64(i+1)*step, limit)
-		}
+		centre := begin + (float64(i)+0.5)*step
+		starts[i] = overlaps(taps, centre-box/2, centre+box/2, limit)
 		a.weights = append(a.weights, integers(taps, bits)...)
 	}
 	for _, start := range starts {
@@ -48,23 +47,8 @@ func newAxis(begin, length float64, count, limit int, area bool, bits uint) *axi
 	return a
 }
 
-// linearTaps sets the weights of two pixels, and returns the first.
-func linearTaps(taps []float64, centre float64, limit int) int {
-	clear(taps)
-	first := int(math.Floor(centre))
-	fraction := centre - float64(first)
-	switch {
-	case first < 0:
-		first, fraction = 0, 0
-	case first >= limit-1:
-		first, fraction = limit-1, 0
-	}
-	taps[0], taps[1] = 1-fraction, fraction
-	return first
-}
-
-// areaTaps sets the weights of the pixels from begin to end, and returns the first.
-func areaTaps(taps []float64, begin, end float64, limit int) int {
+// overlaps sets the weights of the pixels from begin to end, and returns the first.
+func overlaps(taps []float64, begin, end float64, limit int) int {
 	clear(taps)
 	begin, end = max(begin, 0), min(end, float64(limit))
 	first := min(int(begin), limit-1)
