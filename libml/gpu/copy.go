@@ -9,7 +9,8 @@ import (
 // copier gathers without a kernel that reads host memory. The paper compares its gather
 // with this method (3.3.2, Fig. 12):
 //
-//  1. The CPU puts the fragments together in pinned memory, picture after picture.
+//  1. The CPU puts the fragments together in pinned memory: picture after picture, or at their places in the
+//     inputs if there are several.
 //  2. One copy brings them to the device.
 //  3. The gather kernel converts them there.
 //

@@ -130,7 +130,7 @@ func (k *Kernel) NewLaunch(fault cuda.Pointer) *Launch {
 	return l
 }
 
-// setImage makes the copy kernel's image another one of this many bytes.
+// setImage makes the copy kernel see its tensor as images of this many bytes.
 func (l *Launch) setImage(bytes int) {
 	binary.LittleEndian.PutUint32(l.batch[atWireBytes:], uint32(bytes))
 }
