@@ -27,7 +27,7 @@ type contiguous []byte
 
 func (c contiguous) Bytes(_, place, count int) []byte { return c[place:][:count:count] }
 
-// cut returns a picture in fragments of these lengths, in two slabs. Between fragments are bytes of nobody.
+// cut returns a picture in fragments of these lengths, in two slabs. Between fragments are other bytes.
 func cut(picture []byte, length func(left int) int) (slabs [][]byte, r device.Request) {
 	slabs, r.Bytes = make([][]byte, 2), uint32(len(picture))
 	for at := 0; at < len(picture); {
