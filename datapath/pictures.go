@@ -106,7 +106,7 @@ func (t *replyTurn) claim(slot uint32, now int64, origin *aggregate.Origin, resu
 	b := c.back
 	b.From, b.RequestID, b.FirstFragment = origin.From, origin.RequestID, origin.FirstFragment
 	b.ModelVersion, b.Kind, b.Payload = result.ModelVersion, result.Kind, b.Payload[:0]
-	if result.Kind != wire.KindRaw {
+	if result.Kind != wire.KindRaw && result.Kind != wire.KindTensors {
 		b.Payload = append(b.Payload, payload...)
 	}
 	t.picture = c

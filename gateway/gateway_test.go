@@ -215,7 +215,7 @@ func TestNarrowed(t *testing.T) {
 			}
 		}
 	}
-	for query, want := range map[string]string{"classes=a": "answers of kind raw have no classes", "score=0.5": "answers of kind raw have no scores"} {
+	for query, want := range map[string]string{"classes=a": "answers of kind tensors have no classes", "score=0.5": "answers of kind tensors have no scores"} {
 		if response, text := post(t, web.URL+"/v2/models/raw/infer?"+query, "image/jpeg", photo(t, 4, 4)); response.StatusCode < 400 || !strings.Contains(text, want) {
 			t.Errorf("raw, %s: %s %s", query, response.Status, text)
 		}

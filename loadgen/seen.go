@@ -62,7 +62,7 @@ func Inspect(views []View) ([]Seen, error) {
 				places[photo.Name] = at
 				all = append(all, Seen{Photo: photo})
 			}
-			if a.Payload == nil || a.Kind == wire.KindRaw || a.Kind == wire.KindEmbedding || a.Kind == wire.KindMap {
+			if a.Payload == nil || a.Kind == wire.KindRaw || a.Kind == wire.KindTensors || a.Kind == wire.KindEmbedding || a.Kind == wire.KindMap {
 				continue // values name nothing that can be shown
 			}
 			things, err := view.things(a, frame, colour)

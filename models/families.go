@@ -51,8 +51,12 @@ func (c *Card) Kind() wire.Kind {
 			return wire.KindPoints
 		}
 		return wire.KindBoxes
+	case "raw":
+		if len(c.Outputs) == 1 && c.Outputs[0].Type == F32 && len(c.Inputs)+len(c.State) == 0 {
+			return wire.KindRaw
+		}
 	}
-	return wire.KindRaw
+	return wire.KindTensors
 }
 
 // FindsBoxes reports whether answers have boxes or outlines of what is in a picture.
@@ -75,6 +79,7 @@ var families = map[string]func() Family{
 	"pose":      func() Family { return new(Pose) },
 	"faces":     func() Family { return new(Faces) },
 	"raw":       func() Family { return new(Raw) },
+	"tensors":   func() Family { return new(Raw) },
 	"topk":      func() Family { return new(Classes) },
 }
 
@@ -458,15 +463,24 @@ func (f *Classes) ResultBytes() int { return f.K * wire.ClassSize }
 type Raw struct {
 	familyFile
 
-	Elements int
+	// Heads precede the outputs in the answer. It is empty for KindRaw.
+	Heads [][]byte
+	Bytes int
 }
 
 func (f *Raw) resolve(c *Card) error {
-	f.Elements = c.elements()
+	f.Bytes = tensorsBytes(c.Outputs)
+	if c.Kind() == wire.KindRaw {
+		return nil
+	}
+	for _, o := range c.Outputs {
+		f.Heads = append(f.Heads, wire.AppendTensorHead(nil, o.Name, string(o.Type), o.Shape))
+		f.Bytes += len(f.Heads[len(f.Heads)-1])
+	}
 	return nil
 }
 
-func (f *Raw) ResultBytes() int { return 4 * f.Elements }
+func (f *Raw) ResultBytes() int { return f.Bytes }
 
 // Embedding passes the one output on as a vector of length 1.
 type Embedding struct {

@@ -538,7 +538,7 @@ var spoiledCards = []spoiled{
 	{"knees that fall", card, "{batch: 4, percent: 30}", "{batch: 1, percent: 30}", `knees[1].batch: is 1 after 1, want a list of {batch, percent}, ascending by batch`, true},
 	{"knees that are no list", card, "knees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]", "knees: 20", `knees: is 20, want a list, each element {batch, percent}`, false},
 	{"negative threads", card, "threads: 2", "threads: -1", `threads: is -1`, false},
-	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want boxes, classes, detr, embedding, faces, map, objects, polygons, pose, raw, text, topk or yolo, did you mean "topk"?`, false},
+	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want boxes, classes, detr, embedding, faces, map, objects, polygons, pose, raw, tensors, text, topk or yolo, did you mean "topk"?`, false},
 	{"a decoder without a name", card, "{name: topk, k: 2}", "{k: 2}", `decoder.name: is missing`, false},
 	{"a decoder that is a word", card, "{name: topk, k: 2}", "topk", `decoder: is "topk", want a map`, false},
 	{"more answers than classes", card, "k: 2", "k: 4", `decoder.k: is 4, want an integer from 1 to 3`, true},

@@ -29,19 +29,7 @@ const (
 )
 
 // Bytes returns the size of one element, 0 for an unknown type.
-func (t DType) Bytes() int {
-	switch t {
-	case Bool, I8, U8:
-		return 1
-	case I16, U16, F16, BF16:
-		return 2
-	case I32, U32, F32:
-		return 4
-	case I64, U64, F64:
-		return 8
-	}
-	return 0
-}
+func (t DType) Bytes() int { return wire.ElementBytes(string(t)) }
 
 // IsFloat reports whether elements have fractions, infinities and NaN.
 func (t DType) IsFloat() bool { return t == F16 || t == BF16 || t == F32 || t == F64 }

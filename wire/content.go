@@ -29,10 +29,12 @@ type Content struct {
 	// Values are the model's outputs, one after the other, in the card's order (KindRaw), or a vector
 	// (KindEmbedding).
 	Values []float32
+	// Tensors are the model's outputs in the card's order (KindTensors).
+	Tensors []Tensor
 }
 
-// Decode reads a payload. It reuses Classes, Boxes and Values; the bits of Masks alias the payload. After ErrPayload and
-// ErrKind the content is not valid.
+// Decode reads a payload. It reuses Classes, Boxes and Values; the bits of Masks and the data of
+// Tensors alias the payload. After ErrPayload and ErrKind the content is not valid.
 func (c *Content) Decode(kind Kind, payload []byte) error {
 	*c = Content{Classes: c.Classes[:0], Boxes: c.Boxes[:0], Values: c.Values[:0]}
 	switch {
@@ -71,6 +73,8 @@ func read(kind Kind, payload []byte, c *Content) error {
 		ok = readPolygons(payload, c)
 	case KindMap:
 		ok = readMap(payload, c)
+	case KindTensors:
+		ok = readTensors(payload, c)
 	case KindText:
 		if ok = len(payload) >= 4 && utf8.Valid(payload[4:]); ok && c != nil {
 			c.Text, c.TextScore = string(payload[4:]), float(payload)

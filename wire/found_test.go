@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"testing"
@@ -64,6 +65,40 @@ func TestText(t *testing.T) {
 	checkContent(t, KindText, AppendText(nil, 0.5, []byte("Größe")), Content{Text: "Größe", TextScore: 0.5})
 }
 
+func TestTensors(t *testing.T) {
+	checkContent(t, KindTensors, appendTensors(exampleTensors), Content{Tensors: exampleTensors})
+	for _, c := range []struct {
+		kind string
+		data []byte
+		want any
+		json string
+	}{
+		{"bool", []byte{1, 0}, []bool{true, false}, "[true,false]"},
+		{"i8", []byte{0xff}, []int8{-1}, "[-1]"},
+		{"i16", []byte{0, 0x80}, []int16{-1 << 15}, "[-32768]"},
+		{"i32", []byte{1, 0, 0, 0x80}, []int32{-1<<31 + 1}, "[-2147483647]"},
+		{"i64", []byte{1, 0, 0, 0, 0, 0, 0, 0x80}, []int64{-1<<63 + 1}, "[-9223372036854775807]"},
+		{"u8", []byte{200, 1}, []uint8{200, 1}, "[200,1]"},
+		{"u16", []byte{1, 2}, []uint16{513}, "[513]"},
+		{"u32", []byte{0, 0, 0, 0x80}, []uint32{1 << 31}, "[2147483648]"},
+		{"u64", []byte{1, 0, 0, 0, 0, 0, 0, 0x80}, []uint64{1<<63 + 1}, "[9223372036854775809]"},
+		{"f16", []byte{0, 0x3e, 0, 0x7c}, []float32{1.5, float32(math.Inf(1))}, "[1.5,null]"},
+		{"bf16", []byte{0xc0, 0xbf}, []float32{-1.5}, "[-1.5]"},
+		{"f32", []byte{0, 0, 0x80, 0x7f, 0, 0, 0x80, 0x3f}, []float32{float32(math.Inf(1)), 1}, "[null,1]"},
+		{"f64", []byte{0, 0, 0, 0, 0, 0, 0xf8, 0x3f}, []float64{1.5}, "[1.5]"},
+	} {
+		tensor := Tensor{Name: "y", Type: c.kind, Shape: []int64{int64(len(c.data) / ElementBytes(c.kind))}, Data: c.data}
+		if got := tensor.Values(); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: got %T%v, want %T%v", c.kind, got, got, c.want, c.want)
+		}
+		text, err := tensor.MarshalJSON()
+		if want := fmt.Sprintf(`{"name":"y","type":"%s","shape":%v,"data":%s}`, c.kind, tensor.Shape, c.json); err != nil || string(text) != want {
+			t.Errorf("%s: %s, %v, want %s", c.kind, text, err, want)
+		}
+		checkContent(t, KindTensors, appendTensors([]Tensor{tensor}), Content{Tensors: []Tensor{tensor}})
+	}
+}
+
 func TestCheckPayload(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind    Kind
@@ -81,6 +116,14 @@ func TestCheckPayload(t *testing.T) {
 		"map with runs of 2^32-1 cells": {KindMap, AppendRun(AppendRun(AppendMapHead(nil, MapClasses, 2, 2), 1, 1<<32-1), 1, 5)},
 		"text that is not UTF-8":        {KindText, AppendText(nil, 0, []byte{0xff})},
 		"text without a score":          {KindText, []byte("abc")},
+		"tensor of an unknown type":     {KindTensors, []byte{13, 0, 0, 0}},
+		"tensor without its name":       {KindTensors, []byte{0, 0, 2, 0, 'a'}},
+		"tensor with a name not UTF-8":  {KindTensors, []byte{0, 0, 1, 0, 0xff, 1}},
+		"tensor without its shape":      {KindTensors, []byte{0, 2, 0, 0, 1, 0, 0, 0, 1}},
+		"tensor without its elements":   {KindTensors, AppendTensorHead(nil, "y", "f32", []int64{2})},
+		"tensor of 2^96 elements":       {KindTensors, append(AppendTensorHead(nil, "y", "i8", []int64{1 << 31, 1 << 31, 1 << 31, 4}), make([]byte, 64)...)},
+		"bytes behind the last tensor":  {KindTensors, append(appendTensors(exampleTensors), 0)},
+		"too many tensors":              {KindTensors, bytes.Repeat([]byte{0, 0, 0, 0, 1}, MaxTensors+1)},
 		"no kind":                       {KindNone, []byte{1}},
 		"unknown kind":                  {NumKinds, nil},
 	} {
@@ -97,6 +140,8 @@ func FuzzFound(f *testing.F) {
 	f.Add(byte(KindMasks), AppendMasked(AppendMasksHead(nil, 2, 2), exampleBox, Mask{X: 1, Columns: 1, Rows: 2}))
 	f.Add(byte(KindPolygons), AppendPolygon(nil, 7, 0.75, make([]Point, 4)))
 	f.Add(byte(KindMap), AppendRun(AppendMapHead(nil, MapClasses, 2, 2), 1, 4))
+	f.Add(byte(KindTensors), appendTensors(exampleTensors))
+	f.Add(byte(KindTensors), AppendTensorHead(nil, "none", "u64", []int64{1<<32 - 1, 1<<32 - 1, 0}))
 	f.Add(byte(KindText), AppendText(nil, 1, []byte("ABC")))
 	f.Fuzz(func(t *testing.T, kind byte, payload []byte) {
 		if Kind(kind) == KindMap && (len(payload) < MapHead || payload[2] != 0 || payload[3] > 1) { // bound the memory
@@ -120,6 +165,13 @@ func FuzzFound(f *testing.F) {
 			again = nil
 			for _, p := range c.Polygons {
 				again = AppendPolygon(again, p.Class, p.Score, p.Points)
+			}
+		case KindTensors:
+			again = appendTensors(c.Tensors)
+			for i := range c.Tensors {
+				if v := &c.Tensors[i]; reflect.ValueOf(v.Values()).Len()*ElementBytes(v.Type) != len(v.Data) {
+					t.Fatalf("%d bytes of %s", len(v.Data), v.Type)
+				}
 			}
 		case KindText:
 			again = AppendText(nil, c.TextScore, []byte(c.Text))

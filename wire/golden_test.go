@@ -52,6 +52,8 @@ var (
 	}
 	exampleBoxes      = []Box{{Class: 1, Score: 0.5, X0: 0, Y0: 0.25, X1: 0.5, Y1: 1}}
 	exampleBoxResult  = Result{Status: StatusOK, Kind: KindBoxes, Batch: 1, Credit: 64, ModelVersion: 1}
+	exampleTensors    = []Tensor{{Name: "num", Type: "i64", Shape: []int64{}, Data: []byte{2, 0, 0, 0, 0, 0, 0, 0}}, {Name: "y", Type: "f16", Shape: []int64{2, 1}, Data: []byte{0, 0x3c, 0, 0xc0}}}
+	exampleTensorOK   = Result{Status: StatusOK, Kind: KindTensors, Batch: 1, Credit: 64, ModelVersion: 1}
 	exampleIncomplete = Result{Status: StatusIncomplete, Credit: 8, Missing: 1, ModelVersion: 2, Aggregate: 6250 * time.Microsecond}
 	exampleLate       = Result{Status: StatusLate, Credit: 5, ModelVersion: 2, Aggregate: 300 * time.Microsecond, Queue: 18 * time.Millisecond, Objective: 25 * time.Millisecond}
 	exampleBusy       = Result{Status: StatusBusy, ModelVersion: 2}
@@ -84,6 +86,7 @@ func examples() map[string][]byte {
 		"nack":             nack,
 		"result":           AppendResult(nil, exampleID, &exampleTopK, AppendTopK(nil, exampleClasses), DefaultFragmentBytes, 0, false),
 		"result-fragments": AppendResult(nil, exampleID, &exampleBoxResult, boxes, exampleFragment, 1, true),
+		"result-tensors":   AppendResult(nil, exampleID, &exampleTensorOK, appendTensors(exampleTensors), DefaultFragmentBytes, 0, false),
 		"incomplete":       AppendResult(nil, exampleID, &exampleIncomplete, nil, DefaultFragmentBytes, 0, false),
 		"late":             AppendResult(nil, exampleID, &exampleLate, nil, DefaultFragmentBytes, 0, false),
 		"busy-cookie":      AppendResult(nil, exampleID, &exampleProve, nil, DefaultFragmentBytes, 0, false),
@@ -92,6 +95,13 @@ func examples() map[string][]byte {
 		"data-request":     exampleData(0, FlagExtension, &exampleRequest),
 		"busy":             AppendResult(nil, exampleID, &exampleBusy, nil, DefaultFragmentBytes, 0, false),
 	}
+}
+
+func appendTensors(tensors []Tensor) (payload []byte) {
+	for _, t := range tensors {
+		payload = append(AppendTensorHead(payload, t.Name, t.Type, t.Shape), t.Data...)
+	}
+	return payload
 }
 
 // dump formats b as the page does.
@@ -187,7 +197,7 @@ func TestDecodeGolden(t *testing.T) {
 	}
 	for name, want := range map[string]Result{
 		"busy-cookie": exampleProve,
-		"result":      exampleTopK, "result-fragments": exampleBoxResult, "incomplete": exampleIncomplete, "busy": exampleBusy, "late": exampleLate,
+		"result":      exampleTopK, "result-fragments": exampleBoxResult, "result-tensors": exampleTensorOK, "incomplete": exampleIncomplete, "busy": exampleBusy, "late": exampleLate,
 	} {
 		if _, got, _, err := DecodeResult(shown[name]); err != nil || got != want {
 			t.Errorf("%s: got %+v, %v; want %+v", name, got, err, want)

@@ -44,21 +44,22 @@ type Kind uint8
 
 // The payload kinds. Content.Decode reads them all.
 const (
-	KindNone      Kind = 0 // no payload
-	KindTopK      Kind = 1 // the likeliest classes
-	KindBoxes     Kind = 2 // boxes
-	KindRaw       Kind = 3 // the model's outputs in the card's order
-	KindPoints    Kind = 4 // boxes with points
-	KindMasks     Kind = 5 // boxes with masks
-	KindPolygons  Kind = 6 // outlines, such as rotated boxes
-	KindEmbedding Kind = 7 // a vector of length 1
-	KindMap       Kind = 8 // a value per cell of a grid
-	KindText      Kind = 9 // a line of text
+	KindNone      Kind = 0  // no payload
+	KindTopK      Kind = 1  // the likeliest classes
+	KindBoxes     Kind = 2  // boxes
+	KindRaw       Kind = 3  // the model's outputs as f32, in the card's order
+	KindPoints    Kind = 4  // boxes with points
+	KindMasks     Kind = 5  // boxes with masks
+	KindPolygons  Kind = 6  // outlines, such as rotated boxes
+	KindEmbedding Kind = 7  // a vector of length 1
+	KindMap       Kind = 8  // a value per cell of a grid
+	KindText      Kind = 9  // a line of text
+	KindTensors   Kind = 10 // the model's outputs with names, types and shapes
 	// NumKinds is the number of kinds.
-	NumKinds = 10
+	NumKinds = 11
 )
 
-var kindWords = [NumKinds]string{"none", "topk", "boxes", "raw", "points", "masks", "polygons", "embedding", "map", "text"}
+var kindWords = [NumKinds]string{"none", "topk", "boxes", "raw", "points", "masks", "polygons", "embedding", "map", "text", "tensors"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindWords) {

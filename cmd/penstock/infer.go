@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/models/picture"
+	"github.com/penstock/penstock/wire"
 )
 
 // inferred is one line of penstock infer -o json.
@@ -23,6 +24,7 @@ type inferred struct {
 	Model     uint32           `json:"model_version"`
 	Found     []functions.Item `json:"found,omitempty"`
 	Values    []float32        `json:"values,omitempty"`
+	Tensors   []wire.Tensor    `json:"tensors,omitempty"`
 }
 
 type inferOptions struct {
@@ -112,7 +114,7 @@ func inferFile(ctx context.Context, f *functions.Function, file string, timeout 
 		return nil, err
 	}
 
-	r := &inferred{File: file, LatencyMS: float64(a.Latency) / float64(time.Millisecond), Model: a.ModelVersion, Values: a.Values}
+	r := &inferred{File: file, LatencyMS: float64(a.Latency) / float64(time.Millisecond), Model: a.ModelVersion, Values: a.Values, Tensors: a.Tensors}
 	r.Found = f.Items(a, boxes)
 	return r, nil
 }
@@ -131,6 +133,15 @@ const printedValues = 8
 func (r *inferred) print(to io.Writer) error {
 	if r.Values != nil {
 		_, err := fmt.Fprintf(to, "%s: %d values in %.1f ms, first %v\n", r.File, len(r.Values), r.LatencyMS, r.Values[:min(printedValues, len(r.Values))])
+		return err
+	}
+	if r.Tensors != nil {
+		_, err := fmt.Fprintf(to, "%s: %d tensors in %.1f ms\n", r.File, len(r.Tensors), r.LatencyMS)
+		for _, t := range r.Tensors {
+			first := t
+			first.Data = t.Data[:min(printedValues*wire.ElementBytes(t.Type), len(t.Data))]
+			_, err = fmt.Fprintf(to, "  %s %s %v, first %v\n", t.Name, t.Type, t.Shape, first.Values())
+		}
 		return err
 	}
 	_, err := fmt.Fprintf(to, "%s: %d found in %.1f ms\n", r.File, len(r.Found), r.LatencyMS)

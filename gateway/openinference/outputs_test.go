@@ -48,11 +48,21 @@ func TestOutputs(t *testing.T) {
 			wire.KindMap, models.Decoder{Name: "map", Params: map[string]any{"cells": "u8"}},
 			`map[2 1 1]FP32[0.5,1]`,
 		},
+		"tensors": {
+			[2]wire.Content{
+				{Tensors: []wire.Tensor{{Name: "num", Type: "i64", Data: []byte{1, 0, 0, 0, 0, 0, 0, 0x80}}, {Name: "y", Type: "f16", Shape: []int64{2}, Data: []byte{0, 0x3c, 0, 0x7c}}}},
+				{Tensors: []wire.Tensor{{Name: "num", Type: "i64", Data: []byte{2, 0, 0, 0, 0, 0, 0, 0}}, {Name: "y", Type: "f16", Shape: []int64{2}, Data: []byte{0, 0xc0, 0, 0}}}},
+			},
+			wire.KindTensors, models.Decoder{Name: "raw"}, `num[2]INT64[-9223372036854775807,2] y[2 2]FP16[1,null,-2,0]`,
+		},
 		"text":      {[2]wire.Content{{Text: "ß", TextScore: 0.5}, {}}, wire.KindText, models.Decoder{Name: "text"}, `text[2]BYTES["ß",""] scores[2]FP32[0.5,0]`},
 		"embedding": {[2]wire.Content{{Values: []float32{1, 0}}, {Values: []float32{0, 1}}}, wire.KindEmbedding, models.Decoder{Name: "embedding"}, `embedding[2 2]FP32[1,0,0,1]`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			card := &models.Card{Labels: []string{"cat", "dog"}, Decoder: c.decoder}
+			for _, o := range c.answers[0].Tensors {
+				card.Outputs = append(card.Outputs, models.Tensor{Name: o.Name, Type: models.DType(o.Type), Shape: o.Shape})
+			}
 			tensors, err := Outputs(card, []Answer{{c.kind, c.answers[0]}, {c.kind, c.answers[1]}})
 			must.OK(t, err)
 			body, _, err := EncodeResponse(&Request{}, "f", "1", nil, tensors)
@@ -88,5 +98,17 @@ func TestOutputs(t *testing.T) {
 	}
 	if _, err := Outputs(&models.Card{}, []Answer{{Kind: wire.KindText}, {Kind: wire.KindMap}}); err == nil {
 		t.Error("answers of two kinds are one response")
+	}
+	y := func(kind string) Answer {
+		return Answer{wire.KindTensors, wire.Content{Tensors: []wire.Tensor{{Name: "y", Type: kind, Data: make([]byte, 2)}}}}
+	}
+	if _, err := Outputs(&models.Card{}, []Answer{y("i16"), y("f16")}); err == nil {
+		t.Error("answers of two types are one output")
+	}
+	tensors, err := Outputs(&models.Card{}, []Answer{y("i16"), y("i16")})
+	must.OK(t, err)
+	body, length, err := EncodeResponse(&Request{binary: true}, "f", "1", nil, tensors)
+	if must.OK(t, err); length == 0 || string(body[length:]) != "\x00\x00\x00\x00" {
+		t.Errorf("binary: %q", body)
 	}
 }

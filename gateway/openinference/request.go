@@ -84,7 +84,11 @@ type (
 )
 
 // datatypes are the protocol's names of element types.
-var datatypes = map[models.DType]string{models.U8: "UINT8", models.F16: "FP16", models.F32: "FP32"}
+var datatypes = map[models.DType]string{
+	models.Bool: "BOOL", models.I8: "INT8", models.I16: "INT16", models.I32: "INT32", models.I64: "INT64",
+	models.U8: "UINT8", models.U16: "UINT16", models.U32: "UINT32", models.U64: "UINT64",
+	models.F16: "FP16", models.BF16: "BF16", models.F32: "FP32", models.F64: "FP64",
+}
 
 // DecodeBytes is the max number of bytes that DecodeRequest needs per byte of JSON, besides the body.
 // One is for a copy of the text, two are for numbers: a digit and a comma become four bytes.

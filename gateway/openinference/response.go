@@ -4,19 +4,18 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
 
-// Tensor is an output for a batch of pictures. Values are float32, int32, uint8 or string; there are as
-// many as the shape says, in row-major order.
+// Tensor is an output for a batch of pictures. Values are float32, int32, uint8 or string, or the elements of a wire.Tensor;
+// there are as many as the shape says, in row-major order.
 type Tensor struct {
 	Name   string
 	Shape  []int64
-	Values any // []float32, []int32, []uint8 or []string
+	Values any // []float32, []int32, []uint8, []string or *wire.Tensor
 }
 
 // noClass fills the places of a picture that has fewer boxes than another of its batch.
@@ -38,7 +37,7 @@ type Answer struct {
 //	map        map [n, rows, columns]: classes, or numbers
 //	text       text [n], scores [n]
 //	embedding  embedding [n, values]
-//	raw        the model's outputs by their names, [n, shape...]
+//	raw        the model's outputs by their names, [n, shape...]; tensors: the same, of any type
 //
 // m is the max number of boxes of a picture. The others are filled with class -1, score 0 and an
 // empty label. Polygons with fewer corners repeat the last one. There are no labels if the card has none.
@@ -57,6 +56,8 @@ func Outputs(card *models.Card, answers []Answer) ([]Tensor, error) {
 	switch first.Kind {
 	case wire.KindRaw:
 		return rawOutputs(card, answers)
+	case wire.KindTensors:
+		return tensorOutputs(answers)
 	case wire.KindEmbedding:
 		var values []float32
 		for i := range answers {
@@ -193,6 +194,21 @@ func rawOutputs(card *models.Card, answers []Answer) ([]Tensor, error) {
 	return outputs, nil
 }
 
+func tensorOutputs(answers []Answer) (outputs []Tensor, err error) {
+	for k, t := range answers[0].Tensors {
+		all := t
+		all.Data = nil
+		for i := range answers {
+			if k >= len(answers[i].Tensors) || len(answers[i].Tensors[k].Data) != len(t.Data) || answers[i].Tensors[k].Type != t.Type {
+				return nil, fmt.Errorf("answer %d has another output %s than the first: the model was replaced meanwhile", i, t.Name)
+			}
+			all.Data = append(all.Data, answers[i].Tensors[k].Data...)
+		}
+		outputs = append(outputs, Tensor{t.Name, append([]int64{int64(len(answers))}, t.Shape...), &all})
+	}
+	return outputs, nil
+}
+
 // The JSON of a response.
 type (
 	responseJSON struct {
@@ -233,7 +249,7 @@ func EncodeResponse(r *Request, name, version string, parameters map[string]int6
 			raw = t.appendBinary(raw)
 			out.Parameters = map[string]int64{"binary_data_size": int64(len(raw) - before)}
 		} else {
-			out.Data = t.jsonValues()
+			out.Data = wire.JSONNumbers(t.values())
 		}
 		response.Outputs = append(response.Outputs, out)
 	}
@@ -266,7 +282,9 @@ func find(outputs []Tensor, name string) (*Tensor, error) {
 }
 
 func (t *Tensor) datatype() string {
-	switch t.Values.(type) {
+	switch values := t.Values.(type) {
+	case *wire.Tensor:
+		return datatypes[models.DType(values.Type)]
 	case []int32:
 		return "INT32"
 	case []uint8:
@@ -277,32 +295,21 @@ func (t *Tensor) datatype() string {
 	return "FP32"
 }
 
-// jsonValues returns the values for JSON, which has no NaN and no infinity: these become null.
-func (t *Tensor) jsonValues() any {
-	if bytes, ok := t.Values.([]uint8); ok { // encoding/json writes these as base64
-		numbers := make([]uint16, len(bytes))
-		for i, v := range bytes {
-			numbers[i] = uint16(v)
-		}
-		return numbers
+// values returns the values as a slice.
+func (t *Tensor) values() any {
+	if elements, ok := t.Values.(*wire.Tensor); ok {
+		return elements.Values()
 	}
-	values, ok := t.Values.([]float32)
-	if !ok {
-		return t.Values
-	}
-	out := make([]*float32, len(values))
-	for i, v := range values {
-		if f := float64(v); !math.IsNaN(f) && !math.IsInf(f, 0) {
-			out[i] = &values[i]
-		}
-	}
-	return out
+	return t.Values
 }
 
 // appendBinary appends the values in little endian; a string is its length, 4 bytes, and its bytes.
 func (t *Tensor) appendBinary(raw []byte) []byte {
 	if raw == nil {
 		raw = []byte{}
+	}
+	if t, ok := t.Values.(*wire.Tensor); ok {
+		return append(raw, t.Data...)
 	}
 	texts, ok := t.Values.([]string)
 	if !ok {
@@ -339,8 +346,11 @@ func Describe(name string, card *models.Card) Metadata {
 	}
 	// The outputs of an answer in which nothing was found: a size of 0 varies.
 	empty := Answer{Kind: card.Kind()}
-	if empty.Kind == wire.KindRaw {
-		empty.Values = make([]float32, card.ResultBytes()/4)
+	for _, o := range card.Outputs {
+		if empty.Kind == wire.KindRaw {
+			empty.Values = make([]float32, o.Elements())
+		}
+		empty.Tensors = append(empty.Tensors, wire.Tensor{Name: o.Name, Type: string(o.Type), Shape: o.Shape})
 	}
 	if card.Decoder.Params["cells"] != "classes" {
 		empty.Map.Element = wire.MapF16

@@ -33,7 +33,7 @@ var entityForms = map[entityKind]struct {
 	entityFound: {"binary_sensor", "", "{{ 'ON' if value_json.found | default([]) | length > 0 else 'OFF' }}", false},
 	entityCount: {"sensor", " count", "{{ value_json.found | default([]) | length }}", true},
 	entityClass: {"sensor", "", "{% set top = value_json.found | default([{}]) | first %}{{ top.label | default(top.class | default('unknown')) }}", false},
-	entityValue: {"sensor", "", "{{ value_json.get('values', ['unknown']) | first }}", false},
+	entityValue: {"sensor", "", "{{ value_json.get('values', value_json.get('tensors', [{'data': ['unknown']}])[0].data) | first }}", false},
 }
 
 // entities are those that an answer updates.
@@ -43,7 +43,7 @@ func entities(m message) []entity {
 		return []entity{{m.lane, entityFound}, {m.lane, entityCount}}
 	case wire.KindTopK:
 		return []entity{{m.lane, entityClass}}
-	case wire.KindRaw:
+	case wire.KindRaw, wire.KindTensors:
 		return []entity{{m.lane, entityValue}}
 	}
 	return nil

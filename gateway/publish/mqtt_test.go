@@ -158,6 +158,7 @@ func TestEntities(t *testing.T) {
 		{wire.KindBoxes, []string{"binary_sensor/penstock-door/face-found", "sensor/penstock-door/face-count"}},
 		{wire.KindTopK, []string{"sensor/penstock-door/face-class"}},
 		{wire.KindRaw, []string{"sensor/penstock-door/face-value"}},
+		{wire.KindTensors, []string{"sensor/penstock-door/face-value"}},
 	} {
 		var got []string
 		ids := map[string]bool{}

@@ -26,6 +26,7 @@ type Line struct {
 	StagesMS map[string]float64 `json:"stages_ms,omitempty"`
 	Found    []functions.Item   `json:"found,omitempty"`
 	Values   []float32          `json:"values,omitempty"`
+	Tensors  []wire.Tensor      `json:"tensors,omitempty"`
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -36,7 +37,7 @@ func (r *Result) Line() Line {
 	l := Line{
 		Stream: r.Stream, Function: r.Function, Frame: r.Frame.Number, PTS: r.Frame.PTS.Seconds(), Width: size.X, Height: size.Y,
 		AgeMS: millis(r.Age), Status: r.Status, Skipped: r.Skipped, Model: r.Answer.ModelVersion, LatencyMS: millis(r.Answer.Latency),
-		Found: r.Items, Values: r.Answer.Values,
+		Found: r.Items, Values: r.Answer.Values, Tensors: r.Answer.Tensors,
 	}
 	if r.Err != nil {
 		l.Error = r.Err.Error()

@@ -35,6 +35,7 @@ type Decoder struct {
 	family
 	kind      uint8
 	outputs   []models.Tensor
+	unchanged bool     // raw reads outputs in their types
 	notFinite []error  // of each output; made in advance, because thousands of requests per second may cause one each
 	values    [][]byte // scratch: the outputs as f32
 	wide      [][]byte // scratch: memory for those of other types
@@ -44,7 +45,7 @@ type Decoder struct {
 // family is the decoder of one family. It embeds the family's keys.
 type family interface {
 	// decode appends a result's payload. outputs have the card's sizes, as f32. It may be called after an error, which is
-	// notFinite.
+	// notFinite. raw gets them in their types.
 	decode(dst []byte, outputs [][]byte) ([]byte, error)
 	ResultBytes() int
 }
@@ -63,16 +64,17 @@ func New(card *models.Card) (*Decoder, error) {
 	}
 	n := len(card.Outputs)
 	d := &Decoder{
-		family: newFamily(keys, &card.Input), kind: uint8(card.Kind()), outputs: card.Outputs,
+		family: newFamily(keys, &card.Input, card.Outputs), kind: uint8(card.Kind()), outputs: card.Outputs,
 		notFinite: make([]error, n), values: make([][]byte, n), wide: make([][]byte, n),
 	}
+	_, d.unchanged = d.family.(*raw)
 	for i := range d.notFinite {
 		d.notFinite[i] = fmt.Errorf("output %q: %w", card.Outputs[i].Name, errNotANumber)
 	}
 	return d, nil
 }
 
-func newFamily(keys models.Family, in *models.Input) family {
+func newFamily(keys models.Family, in *models.Input, outputs []models.Tensor) family {
 	switch f := keys.(type) {
 	case *models.Anchors:
 		return newAnchors(f, in)
@@ -95,7 +97,7 @@ func newFamily(keys models.Family, in *models.Input) family {
 	case *models.Pose:
 		return newPose(f)
 	case *models.Raw:
-		return &raw{f}
+		return &raw{f, outputs}
 	case *models.Text:
 		return &text{f}
 	case *models.YOLO:
@@ -118,7 +120,7 @@ func (d *Decoder) Append(dst []byte, outputs [][]byte) (payload []byte, kind uin
 		if len(o) != t.Bytes() {
 			return dst, 0, errOutputs
 		}
-		if t.Type != models.F32 {
+		if t.Type != models.F32 && !d.unchanged {
 			d.wide[i] = t.Type.AppendF32(d.wide[i][:0], o)
 			o = d.wide[i]
 		}
@@ -189,14 +191,44 @@ func largest(elements []byte) (at int, top float32) {
 }
 
 // raw passes on the tensors unchanged.
-type raw struct{ *models.Raw }
+type raw struct {
+	*models.Raw
+	outputs []models.Tensor
+}
 
 func (d *raw) decode(dst []byte, outputs [][]byte) ([]byte, error) {
-	if err := allFinite(outputs); err != nil {
-		return nil, err
-	}
-	for _, o := range outputs {
+	for i, o := range outputs {
+		if !finiteOf(d.outputs[i].Type, o) {
+			return nil, notFinite(i)
+		}
+		if len(d.Heads) > 0 {
+			dst = append(dst, d.Heads[i]...)
+		}
 		dst = append(dst, o...)
 	}
 	return dst, nil
+}
+
+// exponents are like exponent for other floats. BF16 is the upper half of a float32.
+var exponents = map[models.DType]uint64{models.F16: 0x1f << 10, models.BF16: exponent >> 16, models.F64: 0x7ff << 52}
+
+// finiteOf is finite for elements of any type.
+func finiteOf(t models.DType, elements []byte) bool {
+	if t == models.F32 {
+		return finite(elements)
+	}
+	mask, size := exponents[t], t.Bytes()
+	if mask == 0 {
+		return true
+	}
+	for ; len(elements) >= size; elements = elements[size:] {
+		v := uint64(binary.LittleEndian.Uint16(elements))
+		if size == 8 {
+			v = binary.LittleEndian.Uint64(elements)
+		}
+		if v&mask == mask {
+			return false
+		}
+	}
+	return true
 }

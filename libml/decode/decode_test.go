@@ -182,11 +182,11 @@ func TestTopKStableSort(t *testing.T) {
 func TestRaw(t *testing.T) {
 	card := &models.Card{
 		Name:    "own",
-		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{2}}, {Name: "b", Type: models.F32, Shape: []int64{1, 1}}},
+		Outputs: []models.Tensor{{Name: "a", Type: models.F32, Shape: []int64{3, 1}}},
 		Decoder: models.Decoder{Name: "raw"},
 	}
 	d := newDecoder(t, card)
-	payload, kind, err := d.Append(nil, [][]byte{tensor(1, 2), tensor(3)})
+	payload, kind, err := d.Append(nil, [][]byte{tensor(1, 2, 3)})
 	if err != nil || kind != uint8(wire.KindRaw) || d.ResultBytes() != 12 {
 		t.Fatalf("kind %d of at most %d bytes, %v", kind, d.ResultBytes(), err)
 	}
@@ -766,7 +766,7 @@ func BenchmarkTopKOfAscendingClasses(b *testing.B) {
 	}
 }
 
-// A decoder reads outputs of other types as f32.
+// Decoders read outputs of other types as f32; raw passes them on.
 func TestOtherTypes(t *testing.T) {
 	card := &models.Card{
 		Name: "typed", Decoder: models.Decoder{Name: "raw"},
@@ -775,19 +775,32 @@ func TestOtherTypes(t *testing.T) {
 	d := newDecoder(t, card)
 	class, p := binary.LittleEndian.AppendUint64(nil, 7), []byte{0x00, 0x3c, 0x00, 0xc0} // 1, -2
 	payload, kind, err := d.Append(nil, [][]byte{class, p})
-	if want := wire.AppendRaw(nil, []float32{7, 1, -2}); err != nil || wire.Kind(kind) != wire.KindRaw || !bytes.Equal(payload, want) || d.ResultBytes() != len(want) || card.ResultBytes() != len(want) {
+	want := append(wire.AppendTensorHead(nil, "class", "i64", nil), class...)
+	want = append(wire.AppendTensorHead(want, "p", "f16", []int64{2}), p...)
+	if err != nil || wire.Kind(kind) != wire.KindTensors || !bytes.Equal(payload, want) || d.ResultBytes() != len(want) || card.ResultBytes() != len(want) {
 		t.Errorf("% x of kind %d, at most %d (%d) bytes: %v", payload, kind, d.ResultBytes(), card.ResultBytes(), err)
 	}
-	p[1] = 0x7c // infinity
-	if _, _, err := d.Append(nil, [][]byte{class, p}); !errors.Is(err, errNotANumber) {
-		t.Errorf("infinity: %v", err)
+	for kind, infinity := range map[models.DType][]byte{
+		models.F16: {0, 0x7c}, models.BF16: {0x80, 0xff}, models.F32: {0, 0, 0x80, 0x7f}, models.F64: {0, 0, 0, 0, 0, 0, 0xf0, 0x7f}, models.I16: {0, 0x7c},
+	} {
+		_, _, err := newDecoder(t, &models.Card{
+			Decoder: models.Decoder{Name: "tensors"}, Outputs: []models.Tensor{{Name: "p", Type: kind, Shape: []int64{2}}},
+		}).Append(nil, [][]byte{append(make([]byte, kind.Bytes()), infinity...)})
+		if errors.Is(err, errNotANumber) != kind.IsFloat() {
+			t.Errorf("infinity of %s: %v", kind, err)
+		}
+	}
+	classes := newDecoder(t, &models.Card{
+		Decoder: models.Decoder{Name: "classes", Params: map[string]any{"k": 1}}, Outputs: []models.Tensor{{Name: "p", Type: models.F16, Shape: []int64{2}}},
+	})
+	if payload, _, err := classes.Append(nil, [][]byte{p}); err != nil || !bytes.Equal(payload, wire.AppendTopK(nil, []wire.Class{{Class: 0, P: 1}})) {
+		t.Errorf("classes of f16: % x, %v", payload, err)
 	}
 	for _, outputs := range [][][]byte{{class}, {class, p[:2]}, {class[:4], p}} {
 		if _, _, err := d.Append(nil, outputs); !errors.Is(err, errOutputs) {
 			t.Errorf("outputs of other sizes: %v", err)
 		}
 	}
-	p[1] = 0x3c
 	outputs := [][]byte{class, p}
 	if n := testing.AllocsPerRun(10, func() { payload, _, _ = d.Append(payload[:0], outputs) }); n > 0 {
 		t.Errorf("allocates %v times", n)

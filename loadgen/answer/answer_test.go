@@ -47,6 +47,11 @@ func text(line string, score float32) answer.Answer {
 	return answer.Answer{Kind: wire.KindText, Payload: wire.AppendText(nil, score, []byte(line))}
 }
 
+func tensors(name string, shape []int64, values ...float32) answer.Answer {
+	head := wire.AppendTensorHead(nil, name, "f32", shape)
+	return answer.Answer{Kind: wire.KindTensors, Payload: wire.AppendRaw(head, values)}
+}
+
 // compare compares with the default tolerance and the given threshold.
 func compare(got, want answer.Answer, threshold float64) error {
 	comparer := answer.Comparer{Tolerance: answer.Default}
@@ -121,6 +126,9 @@ func TestCompare(t *testing.T) {
 		{"raw values near", raw(1, 1000, inf), raw(1.0005, 1000.9, inf), ""},
 		{"a raw value off", raw(1, 2), raw(1, 2.01), "value 1 is 2, want 2.01"},
 		{"fewer raw values", raw(1), raw(1, 2), "1 values, want 2"},
+		{"tensors near", tensors("y", []int64{2}, 1, 2), tensors("y", []int64{2}, 1, 2.0001), ""},
+		{"a tensor's value off", tensors("y", []int64{2}, 1, 2), tensors("y", []int64{2}, 1, 2.1), `tensor "y": value 1 is 2, want 2.1`},
+		{"a tensor of another shape", tensors("y", []int64{1, 2}, 1, 2), tensors("y", []int64{2}, 1, 2), `tensors "y" f32 [1 2], want "y" f32 [2]`},
 		{"NaN value", raw(nan), raw(0), "NaN"},
 
 		{"vectors near", embedding(1, 0), embedding(1, 0.0005), ""},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -52,6 +53,7 @@ type Comparer struct {
 //     within the tolerance. Their order does not matter.
 //   - points, masks, polygons: boxes as above. Points and masks are not compared.
 //   - raw, embedding: the same number of values, each within the tolerance.
+//   - tensors: the same names, types and shapes; each value within the tolerance.
 //   - map: the same size; each number within the tolerance, or of the classes all but a hundredth.
 //   - text: the same, with a score within the tolerance.
 //
@@ -78,6 +80,8 @@ func (c *Comparer) Compare(got, want Answer) error {
 		return c.Tolerance.boxes(c.got.Boxes, c.want.Boxes)
 	case wire.KindRaw, wire.KindEmbedding:
 		return c.Tolerance.values(c.got.Values, c.want.Values)
+	case wire.KindTensors:
+		return c.Tolerance.tensors(c.got.Tensors, c.want.Tensors)
 	case wire.KindMap:
 		return c.Tolerance.maps(&c.got.Map, &c.want.Map)
 	case wire.KindText:
@@ -171,6 +175,28 @@ func (t Tolerance) maps(got, want *wire.Map) error {
 		return fmt.Errorf("%d of %d cells have another class", different, len(got.Classes))
 	}
 	return t.values(got.Values, want.Values)
+}
+
+func (t Tolerance) tensors(got, want []wire.Tensor) error {
+	describe := func(list []wire.Tensor) (text string) {
+		for _, one := range list {
+			text += fmt.Sprintf(" %q %s %v", one.Name, one.Type, one.Shape)
+		}
+		return text
+	}
+	if g, w := describe(got), describe(want); g != w {
+		return fmt.Errorf("tensors%s, want%s", g, w)
+	}
+	floats := func(one *wire.Tensor) []float32 {
+		list, _ := wire.DecodeRaw(nil, models.DType(one.Type).AppendF32(nil, one.Data))
+		return list
+	}
+	for i := range got {
+		if err := t.values(floats(&got[i]), floats(&want[i])); err != nil {
+			return fmt.Errorf("tensor %q: %w", got[i].Name, err)
+		}
+	}
+	return nil
 }
 
 func (t Tolerance) values(got, want []float32) error {

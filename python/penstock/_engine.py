@@ -39,7 +39,7 @@ _WINDOW_PART = 8
 
 _STATUSES = [Status.OK, Status.LATE, Status.INCOMPLETE, Status.BUSY, Status.REFUSED, Status.FAILED]
 _KINDS = [
-    Kind.NONE, Kind.CLASSES, Kind.BOXES, Kind.VALUES, Kind.POINTS, Kind.MASKS, Kind.POLYGONS, Kind.EMBEDDING, Kind.MAP, Kind.TEXT,
+    Kind.NONE, Kind.CLASSES, Kind.BOXES, Kind.VALUES, Kind.POINTS, Kind.MASKS, Kind.POLYGONS, Kind.EMBEDDING, Kind.MAP, Kind.TEXT, Kind.TENSORS,
 ]  # fmt: skip
 _NO_STAGES = Stages()
 

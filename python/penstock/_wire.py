@@ -24,7 +24,7 @@ DATA, RESULT, NACK, BUSY = 1, 2, 3, 4
 LAST, RETRANSMITTED, EXTENSION = 1, 2, 8
 
 STATUS_OK, STATUS_BUSY, STATUS_COUNT = 0, 3, 6
-KIND_NONE, KIND_COUNT = 0, 10
+KIND_NONE, KIND_COUNT = 0, 11
 
 _VERSION = 1
 _MAX_NACK_BYTES = 1024
@@ -59,6 +59,8 @@ MASK = np.dtype([("box", BOX), ("place", "<u2", (4,))])
 POLYGON = np.dtype([("class", "<u2"), ("score", "<f4"), ("corners", "<u2")])
 RUN = np.dtype([("class", "<u2"), ("cells", "<u4")])
 MAP_CLASSES, MAP_U8, MAP_F16 = 0, 1, 2
+# The elements of tensors, by their number on the wire. numpy has no bf16.
+ELEMENTS = ["?", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "bf16", "<f4", "<f8"]
 
 
 def pointed(n: int) -> np.dtype[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import struct
 from dataclasses import dataclass
 from typing import Any, Iterator
@@ -39,6 +40,7 @@ class Kind(enum.Enum):
     EMBEDDING = "embedding"
     MAP = "map"
     TEXT = "text"
+    TENSORS = "tensors"
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,30 @@ class Answer:
         payload = self._read(Kind.TEXT)
         with _malformed("text"):
             return Text(payload[4:].decode(), struct.unpack_from("<f", payload)[0])
+
+    @property
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """The model's outputs of an answer of kind TENSORS, by their names, in the card's order. bf16 becomes float32."""
+        payload = self._read(Kind.TENSORS)
+        tensors: dict[str, npt.NDArray[Any]] = {}
+        with _malformed("tensors"):
+            at = 0
+            while at < len(payload):
+                element, rank, length = struct.unpack_from("<BBH", payload, at)
+                shape = struct.unpack_from(f"<{rank}I", payload, at + 4 + length)
+                name = payload[at + 4 : at + 4 + length].decode()
+                at += 4 + length + 4 * rank
+                kind = _wire.ELEMENTS[element]
+                stored = np.dtype("<u2" if kind == "bf16" else kind)
+                n = math.prod(shape)
+                if n * stored.itemsize > len(payload) - at or name in tensors:
+                    raise ValueError(f"{name!r} of shape {shape} is cut, or there twice")
+                values = np.frombuffer(payload[at : at + n * stored.itemsize], stored)
+                at += values.nbytes
+                if kind == "bf16":
+                    values = (values.astype(np.uint32) << 16).view(np.float32)
+                tensors[name] = values.reshape(shape)
+        return tensors
 
     def _read(self, kind: Kind, size: int = 1) -> bytes:
         self.raise_for_status()

@@ -164,6 +164,21 @@ class Answers(unittest.TestCase):
     def test_values(self):
         self.assertEqual(answer(Kind.VALUES, np.array([1.5, 2], "<f4").tobytes()).values.tolist(), [1.5, 2])
 
+    def test_tensors(self):
+        head = b"\x01\x00y"
+        for element, (name, *values) in enumerate([
+            ("bool", False, True), ("int8", -1), ("int16", -2), ("int32", -3), ("int64", -4), ("uint8", 255), ("uint16", 3), ("uint32", 4),
+            ("uint64", 5), ("float16", 0.5), ("bf16", -2), ("float32", 1.5), ("float64", 2.5),
+        ]):
+            data = b"\x00\xc0" if name == "bf16" else np.array(values, name).tobytes()
+            payload = bytes([element, 2]) + head + struct.pack("<II", 1, len(values)) + data
+            tensor = answer(Kind.TENSORS, payload).tensors["y"]
+            self.assertEqual((tensor.tolist(), tensor.dtype), ([values], np.dtype("float32" if name == "bf16" else name)))
+        num = b"\x04\x00\x03\x00num" + struct.pack("<q", 7)
+        none = b"\x0b\x02\x00\x00" + struct.pack("<II", 0, 2)
+        tensors = answer(Kind.TENSORS, num + none).tensors
+        self.assertEqual((list(tensors), tensors["num"].shape, int(tensors["num"]), tensors[""].shape), (["num", ""], (), 7, (0, 2)))
+
     def test_points(self):
         row = b"\x07\x00" + np.array([0.5, 0, 0.25, 0.75, 1, 1, 2, 3, 4, 5, 6], "<f4").tobytes()
         points = answer(Kind.POINTS, b"\x02\x00" + 2 * row).points
@@ -216,6 +231,11 @@ class Answers(unittest.TestCase):
             (Kind.MAP, b"\x01\x00\x02\x00\x03\x00\x05"),
             (Kind.MAP, b"\x03\x00\x02\x00\x03\x00"),
             (Kind.TEXT, b"\x00"),
+            (Kind.TENSORS, b"\x00\x00\x00"),
+            (Kind.TENSORS, b"\x0d\x00\x00\x00\x01"),
+            (Kind.TENSORS, b"\x05\x02\x00\x00\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+            (Kind.TENSORS, b"\x05\x00\x01\x00\xff\x01"),
+            (Kind.TENSORS, 2 * b"\x05\x00\x01\x00y\x01"),
             (Kind.TEXT, b"\x00\x00\x00\x00\xff"),
         ):
             with self.assertRaisesRegex(ValueError, f"read {kind.value} of an answer"):

@@ -177,7 +177,7 @@ func TestAddFileWithState(t *testing.T) {
 		must.OK(t, err)
 		got, err := s.client.Do(nodetest.Context(t), payload, client.RequestOptions{Stream: s.id})
 		must.OK(t, err)
-		for k, y := range floatsOf(got.Payload) {
+		for k, y := range floatsOf(t, got.Kind, got.Payload) {
 			if want := float64(k+1) * float64(x*rate+s.sum); y != want {
 				t.Fatalf("request %d, stream %d, value %d: %v, want %v", i, s.id, k, y, want)
 			}

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"math"
@@ -19,6 +18,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
 )
 
 // Whole nodes with models in Python.
@@ -42,10 +42,16 @@ func pyDigestCard(t *testing.T, role string) string {
 	return programCard(t, "python3", absolute(t, "testdata/digest.py"), role)
 }
 
-// floatsOf returns an answer's values.
-func floatsOf(payload []byte) (list []float64) {
-	for ; len(payload) >= 4; payload = payload[4:] {
-		list = append(list, float64(math.Float32frombits(binary.LittleEndian.Uint32(payload))))
+// floatsOf returns the values of an answer with one output of f32.
+func floatsOf(t *testing.T, kind wire.Kind, payload []byte) (list []float64) {
+	t.Helper()
+	var c wire.Content
+	must.OK(t, c.Decode(kind, payload))
+	if kind == wire.KindTensors {
+		c.Values = c.Tensors[0].Values().([]float32)
+	}
+	for _, v := range c.Values {
+		list = append(list, float64(v))
 	}
 	return list
 }
@@ -59,7 +65,7 @@ func answersOf(t *testing.T, nd *node.Node, function string, bytes int, toleranc
 	}
 	got, batches := ask(t, nd, function, pictures)
 	for i, p := range pictures {
-		is, should := floatsOf(got[i].Payload), want(p)
+		is, should := floatsOf(t, got[i].Kind, got[i].Payload), want(p)
 		if len(is) != len(should) {
 			t.Fatalf("picture %d: %d values, want %d", i, len(is), len(should))
 		}

@@ -390,18 +390,21 @@ func (fn *Function) Answered(slot uint32, picture []byte) {
 		fn.TB.Errorf("slot %d is %v, want ok", slot, got)
 		return
 	}
-	var want []float32
-	for o := range fn.Card.Outputs {
-		for e := range fn.Card.Outputs[o].Elements() {
-			want = append(want, SumOf(picture)+float32(o*100+e))
+	var want []byte
+	for i, o := range fn.Card.Outputs {
+		if fn.Card.Kind() == wire.KindTensors {
+			want = wire.AppendTensorHead(want, o.Name, string(o.Type), o.Shape)
+		}
+		for e := range o.Elements() {
+			want = wire.AppendRaw(want, []float32{SumOf(picture) + float32(i*100+e)})
 		}
 	}
 	got, ok := fn.payloads[slot]
 	if !ok {
 		got = fn.Channel.ResultBytes(slot)
 	}
-	if !slices.Equal(got, wire.AppendRaw(nil, want)) {
-		fn.TB.Errorf("slot %d is answered % x, want %v", slot, got, want)
+	if !slices.Equal(got, want) {
+		fn.TB.Errorf("slot %d is answered % x, want % x", slot, got, want)
 	}
 }
 

@@ -68,9 +68,9 @@ func (h *harness) counts(l *Loop, n int) map[uint32]int {
 	for _, slot := range h.Replies(n) {
 		counts[slot] = -1
 		if h.Status(slot) == wire.StatusOK {
-			values, err := wire.DecodeRaw(nil, h.Payload(slot))
-			must.OK(h.TB, err)
-			counts[slot] = int(values[0])
+			var c wire.Content
+			must.OK(h.TB, c.Decode(wire.KindTensors, h.Payload(slot)))
+			counts[slot] = int(c.Tensors[0].Values().([]float32)[0])
 		}
 	}
 	return counts
