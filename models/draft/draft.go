@@ -180,8 +180,9 @@ func (w *writer) writePicture(p picked, known bool, f family) {
 	case known && f.name == "text":
 		w.line("  fit: left%s", guess("a line of text fills the height"))
 		w.line("  pad: [127, 127, 127]")
-	case known && w.model.Metadata["task"] != "":
-		w.line("  pad: [114, 114, 114]%s", guess("as models with this metadata are trained"))
+	case known && f.name == "yolo":
+		w.line("  fit: letterbox%s", guess("as models of this family are trained"))
+		w.line("  pad: [114, 114, 114]")
 	}
 	if known {
 		w.line("  wire: {type: u8, layout: hwc} # RGB")

@@ -40,7 +40,8 @@ model: yolo.onnx
 input:
   name: images
   size: [320, 320, 3] # height, width, channels
-  pad: [114, 114, 114] # guess: as models with this metadata are trained
+  fit: letterbox # guess: as models of this family are trained
+  pad: [114, 114, 114]
   wire: {type: u8, layout: hwc} # RGB
   tensor: {type: f32, layout: chw}
   mean: [0, 0, 0] # guess: 0 to 1 in RGB, as models with this metadata take
