@@ -67,6 +67,9 @@ var (
 	// ErrPictureSize is returned by Send for a picture that is empty, or does
 	// not fit wire.MaxFragments fragments.
 	ErrPictureSize = errors.New("picture is empty or too large")
+	// ErrPictureFormat is wrapped by the error of Send for a RequestOptions.Picture that is not the picture's, or that
+	// the function does not take. It is that of a Result from a node that does not read the format.
+	ErrPictureFormat = errors.New("function does not take the picture's format and size")
 )
 
 // StatusError is the error that Do returns for an answer other than ok.
@@ -162,6 +165,8 @@ type RequestOptions struct {
 	// LowestScore, up to 1, is the score below which the answer has nothing. 0, or less than the card's threshold, means the
 	// card's. wire.Narrow keeps only some classes of an answer.
 	LowestScore float64
+	// Picture is the format and shape of the picture, if they are not the card's. The function must have max_picture.
+	Picture wire.Picture
 	// Intended is the scheduled send time; the zero time means now. An
 	// open-loop generator measures latency from it, however long the request
 	// waits for credit.
@@ -192,6 +197,8 @@ type Result struct {
 	Objective time.Duration
 	// PictureBytes is the size of the function's pictures. Only StatusRefused has it; 0 means that it is not known.
 	PictureBytes int
+	// LargestPicture is the size of the largest RequestOptions.Picture that the function takes; 0 means none.
+	LargestPicture int
 	// Stages divide the time that the request spent in the node.
 	Stages Stages
 	// Intended is that of RequestOptions. Queued is when Send was called, Sent when
@@ -223,7 +230,7 @@ func (s Stages) Times() [len(wire.StageNames)]time.Duration {
 func (r *Result) setAnswer(a *wire.Result, payload []byte) {
 	r.Status, r.Kind, r.Payload = statusOf(a.Status), a.Kind, payload
 	r.Batch, r.ModelVersion, r.Credit, r.Missing = int(a.Batch), a.ModelVersion, int(a.Credit), int(a.Missing)
-	r.Objective, r.PictureBytes = a.Objective, int(a.PictureBytes)
+	r.Objective, r.PictureBytes, r.LargestPicture = a.Objective, int(a.PictureBytes), int(a.LargestPicture)
 	r.Stages = Stages{a.Aggregate, a.Queue, a.Gather, a.Infer, a.Reply}
 }
 
@@ -249,6 +256,7 @@ type Client struct {
 	flying   flights
 	credit   credit
 	cookie   uint64 // of the last answer that had one
+	largest  int    // LargestPicture of the last answer
 	nextID   uint32
 	closed   bool
 	reached  bool // a manager has sent a datagram
@@ -285,6 +293,7 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		queued:   queue{list: list{id: stageList}, checkAt: math.MaxInt64},
 		flying:   flights{list: list{id: stageList}, sending: list{id: sendingList}},
 		credit:   credit{more: o.InFlight},
+		largest:  math.MaxUint32,
 		// A client that returns on the same port must not receive the answers
 		// to its predecessor's requests.
 		nextID: rand.Uint32(),
@@ -310,7 +319,7 @@ func (c *Client) LocalAddr() netip.AddrPort {
 // end, perhaps before Send returns. Send never blocks. It does not copy the
 // picture: the caller must not change it until the end is delivered. (One
 // picture may be in many requests at once.) Send returns ErrQueueFull,
-// ErrPictureSize and ErrClosed, and then nothing is delivered.
+// ErrPictureSize, ErrPictureFormat and ErrClosed, and then nothing is delivered.
 func (c *Client) Send(picture []byte, o RequestOptions) (id uint32, err error) {
 	return c.submit(picture, o, nil)
 }
@@ -335,6 +344,8 @@ func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Resu
 	switch {
 	case r.Err != nil:
 		return r, fmt.Errorf("request %d: %w", id, r.Err)
+	case r.Status == StatusRefused && o.Picture.Format != 0:
+		return r, fmt.Errorf("request %d: %w: %w", id, StatusError(r.Status), cmp.Or(o.Picture.Check(len(picture), r.LargestPicture), ErrPictureFormat))
 	case r.Status == StatusRefused && r.PictureBytes != 0 && r.PictureBytes != len(picture):
 		return r, fmt.Errorf("request %d: %w: the picture has %d bytes, and the function takes %d", id, StatusError(r.Status), len(picture), r.PictureBytes)
 	case r.Status != StatusOK:
@@ -357,6 +368,12 @@ func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uin
 	if c.closed {
 		c.mu.Unlock()
 		return 0, ErrClosed
+	}
+	if o.Picture.Format != 0 {
+		if err := o.Picture.Check(len(picture), c.largest); err != nil {
+			c.mu.Unlock()
+			return 0, fmt.Errorf("%w: %w", ErrPictureFormat, err)
+		}
 	}
 	if c.queued.n >= c.options.QueueLimit {
 		c.mu.Unlock()

@@ -9,7 +9,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -909,5 +911,43 @@ func TestObjectiveIsTheDeadline(t *testing.T) {
 		if e := <-got; e.Deadline < row.from || e.Deadline > row.to {
 			t.Errorf("%s: the manager received a deadline of %v, want %v to %v", row.name, e.Deadline, row.from, row.to)
 		}
+	}
+}
+
+func TestPictureFormats(t *testing.T) {
+	nv12 := client.RequestOptions{Picture: wire.Picture{Format: wire.FormatNV12, Width: 40, Height: 30}}
+	pixels := make([]byte, 1800)
+	for name, row := range map[string]struct {
+		status        wire.Status
+		largest       uint32
+		first, second string // parts of the errors of two requests; empty for none
+	}{
+		"read":      {wire.StatusOK, 1800, "", ""},
+		"too large": {wire.StatusRefused, 1799, "has 1800 bytes, and the function takes at most 1799", "takes at most 1799"},
+		"not taken": {wire.StatusRefused, 0, "set its max_picture", "set its max_picture"},
+		"not read":  {wire.StatusOK, 0, client.ErrPictureFormat.Error(), "set its max_picture"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var requests atomic.Int32
+			m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+				if requests.Add(1); q.Extension.Picture != nv12.Picture {
+					t.Errorf("picture is %+v, want %+v", q.Extension.Picture, nv12.Picture)
+				}
+				return wire.Result{Status: row.status, Credit: 8, LargestPicture: row.largest}, nil, true
+			}, clienttest.ManagerOptions{})
+			c := dial(t, m.Addr(), client.Options{})
+			for i, want := range []string{row.first, row.second} {
+				_, err := c.Do(t.Context(), pixels, nv12)
+				if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+					t.Errorf("request %d: error is %v, want %q", i, err, want)
+				}
+			}
+			if _, err := c.Do(t.Context(), pixels[1:], nv12); !errors.Is(err, client.ErrPictureFormat) {
+				t.Errorf("error is %v, want %v", err, client.ErrPictureFormat)
+			}
+			if want := map[bool]int32{true: 2, false: 1}[row.first == ""]; requests.Load() != want {
+				t.Errorf("%d requests were sent, want %d", requests.Load(), want)
+			}
+		})
 	}
 }

@@ -61,6 +61,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		c.cookie = result.Cookie
 	}
 	c.queued.setObjective(int64(result.Objective))
+	c.largest = int(result.LargestPicture)
 	if c.asksForProofLocked(r, &result) {
 		c.mu.Unlock()
 		c.wakeSender()
@@ -68,6 +69,13 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	}
 	if h.Total > uint32(min(c.options.MaxResultBytes, 1<<32-1)) {
 		c.giveUpLocked(r, at, ErrResultSize)
+		c.mu.Unlock()
+		c.deliver(r)
+		c.wakeSender()
+		return nil
+	}
+	if result.Status == wire.StatusOK && result.LargestPicture == 0 && r.options.Picture.Format != 0 {
+		c.giveUpLocked(r, at, ErrPictureFormat) // the model ran on what the node took for a picture of the card
 		c.mu.Unlock()
 		c.deliver(r)
 		c.wakeSender()

@@ -173,7 +173,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	if index == 0 {
 		e = wire.Extension{
 			Priority: r.options.Priority, Cookie: c.cookie, Missing: missing, Stream: r.options.Stream,
-			LowestScore: score(r.options.LowestScore),
+			LowestScore: score(r.options.LowestScore), Picture: r.options.Picture,
 		}
 	}
 	if e != (wire.Extension{}) || index == 0 && dropAt != never {
