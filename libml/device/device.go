@@ -286,7 +286,7 @@ var (
 	ErrGap = errors.New("fragments leave a gap")
 	// ErrSize is returned for a request whose size is not the model's.
 	ErrSize = errors.New("request is not of the model's size")
-	// ErrPicture is returned for a request with a picture of its own format and shape, which the device cannot sample.
+	// ErrPicture is returned if the device cannot sample a picture that differs from the card in format or size.
 	ErrPicture    = errors.New("cannot sample the request's picture")
 	errOwnPicture = fmt.Errorf("%w: on this device its format and size must be those of the card", ErrPicture)
 )

@@ -105,7 +105,7 @@ func (s *playedSession) close() {
 func (s *playedSession) bind(inputs, outputs []place) (binding, error) {
 	args := cuda.NewArgs(8, 4, 4)
 	args.SetUint32(2, 4)
-	return &playedBinding{s, inputs, outputs, args}, nil
+	return &playedBinding{playedSession: s, inputs: inputs, outputs: outputs, args: args}, nil
 }
 
 type playedBinding struct {
@@ -113,6 +113,7 @@ type playedBinding struct {
 	inputs  []place
 	outputs []place
 	args    *cuda.Args
+	errs    []error // scratch
 }
 
 func (b *playedBinding) close() {}
@@ -140,7 +141,7 @@ func (b *playedBinding) run(scratch *pool) error {
 	stream := b.s.stream
 	b.args.SetPointer(0, at+cuda.Pointer(largest))
 	one := [3]uint32{1, 1, 1}
-	errs := []error{b.b.fill.Launch(one, [3]uint32{4, 1, 1}, 0, stream, b.args)}
+	errs := append(b.errs[:0], b.b.fill.Launch(one, [3]uint32{4, 1, 1}, 0, stream, b.args))
 	for k, o := range b.outputs {
 		// Each image's output is the beginning of the input with the output's number, or of the last one.
 		in := b.inputs[min(k, len(b.inputs)-1)]
@@ -168,6 +169,7 @@ func (b *playedBinding) run(scratch *pool) error {
 	if b.b.toHost != nil {
 		errs = append(errs, stream.Copy(cuda.At(b.b.toHost), at, len(b.b.toHost)))
 	}
+	b.errs = errs
 	return errors.Join(errs...)
 }
 
