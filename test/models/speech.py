@@ -27,7 +27,7 @@ for at in range(0, t.size, CHUNK):
         want = model(torch.from_numpy(sound[at : at + CHUNK]), RATE).item()
         chunk = np.asarray(inputs[0])  # with the end of the one before
         inputs.clear()
-        got = stream.infer(chunk, deadline=60).values[0]
-        far = max(far, near(f"chunk at {at}", float(got), want, 1e-3))
+        got = stream.infer(chunk, deadline=60).tensors["output"].item()
+        far = max(far, near(f"chunk at {at}", got, want, 1e-3))
         scores.append(got)
 print(f"{len(sounds)} streams of {t.size // CHUNK} chunks: scores differ by at most {far:.2g}; from {[min(s[3]) for s in streams]} to {[max(s[3]) for s in streams]}")
