@@ -110,15 +110,20 @@ func kinds(q clienttest.Request) (wire.Result, []byte, bool) {
 	return r, nil, true
 }
 
-// largest answers with the largest answer: fragment i has the 32-bit number i + j at 4 j.
-func largest(clienttest.Request) (wire.Result, []byte, bool) {
-	var payload []byte
+// largestPayload is the largest answer: fragment i has the 32-bit number i + j at 4 j. It is made
+// before a client waits, because that takes seconds under the race detector.
+var largestPayload = func() []byte {
+	payload := make([]byte, 0, wire.MaxFragments*wire.DefaultFragmentBytes)
 	for i := range uint32(wire.MaxFragments) {
 		for j := range uint32(wire.DefaultFragmentBytes / 4) {
 			payload = binary.LittleEndian.AppendUint32(payload, i+j)
 		}
 	}
-	return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 8}, payload, true
+	return payload
+}()
+
+func largest(clienttest.Request) (wire.Result, []byte, bool) {
+	return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 8}, largestPayload, true
 }
 
 // startRoom returns a manager that has room for that many requests, and answers in batches of
