@@ -251,9 +251,9 @@ func TestRealProcessKilled(t *testing.T) {
 }
 
 func TestRealProcessOOM(t *testing.T) {
-	// This is enough memory for an orchestrator under the race detector. More memory would
-	// take longer to fill on a busy machine: the kernel clears each page.
-	group := limitMemory(t, 64<<20)
+	// The score that makes a function the first to be killed counts in thousandths of the limit.
+	// It must outweigh an orchestrator under the race detector.
+	group := limitMemory(t, 256<<20)
 	n := newNode(t)
 	cmd := n.orchestrate(cpushare.Governor)
 	must.OK(t, os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0))
