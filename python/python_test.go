@@ -110,6 +110,13 @@ func kinds(q clienttest.Request) (wire.Result, []byte, bool) {
 	return r, nil, true
 }
 
+// pictures answers with the format and shape of the picture.
+func pictures(q clienttest.Request) (wire.Result, []byte, bool) {
+	p := q.Extension.Picture
+	return wire.Result{Status: wire.StatusOK, Kind: wire.KindText, Batch: 1, Credit: 8, LargestPicture: 1 << 20},
+		fmt.Appendf(make([]byte, 4), "%s %d %d %d", p.Format, p.Width, p.Height, p.Stride), true
+}
+
 // largestPayload is the largest answer: fragment i has the 32-bit number i + j at 4 j. It is made
 // before a client waits, because that takes seconds under the race detector.
 var largestPayload = func() []byte {
@@ -203,6 +210,7 @@ func TestClient(t *testing.T) {
 				// A network that repeats busy answers makes the last one final (docs/wire.md).
 				"cookie":            behindLossyNetwork(t, startManager(t, clienttest.Echo(16), proof), 0),
 				"kinds":             startManager(t, kinds, clienttest.ManagerOptions{}).Addr(),
+				"pictures":          startManager(t, pictures, clienttest.ManagerOptions{}).Addr(),
 				"room for four":     startRoom(t, 4).Addr(),
 				"silent":            startManager(t, silent, clienttest.ManagerOptions{}).Addr(),
 				"unreachable":       unreachable(t),

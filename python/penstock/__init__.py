@@ -29,6 +29,7 @@ from .answer import (
     Text,
     Unanswered,
 )
+from ._wire import Picture
 from .client import Client, SyncClient
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Kind",
     "Late",
     "Masks",
+    "Picture",
     "Points",
     "Polygons",
     "Refused",

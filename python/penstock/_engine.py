@@ -146,6 +146,7 @@ class Engine:
         self._sending: OrderedDict[int, Request] = OrderedDict()  # in flight, with fragments to send
         self._queued_check_at = self._flying_check_at = NEVER
         self._objective = 0
+        self._largest = NEVER  # largest_picture of the last answer
         self._cookie = 0
         self._reached = False  # a manager has sent a datagram
         # A client that returns on the same port must not take the answers to its predecessor's requests.
@@ -256,6 +257,9 @@ class Engine:
                 if not allowed:
                     break
                 r = waiting
+                if r.wanted.picture and self._largest < len(r.picture):
+                    self._give_up(r, Status.REFUSED, self._refusal(r), now)
+                    continue
                 self._begin(r, probe, now)
             size = self._send(r, budget, now, messages)
             budget -= size
@@ -384,6 +388,7 @@ class Engine:
         if block.cookie != 0:
             self._cookie = block.cookie
         self._set_objective(block.objective * 1000)
+        self._largest = block.largest_picture
         if block.status == _wire.STATUS_BUSY and block.credit == 0 and block.cookie != 0:
             r.busy += 1
             prove = block.cookie != r.echoed
@@ -394,6 +399,10 @@ class Engine:
         if d.total > self.options.max_result_bytes:
             most = self.options.max_result_bytes
             self._give_up(r, Status.UNANSWERED, f"result has {d.total} bytes, max_result_bytes is {most}", now)
+            return
+        if r.wanted.picture and block.status == _wire.STATUS_OK and self._largest == 0:
+            # The model ran on what the node took for a picture of the card.
+            self._give_up(r, Status.REFUSED, self._refusal(r), now)
             return
         stages = block.aggregate + block.queue + block.gather + block.infer + block.reply
         payload = self._assemble(r, d, now, now - r.sent_at - stages * 1000)
@@ -443,19 +452,26 @@ class Engine:
         elif status is Status.BUSY:
             detail = "busy: the manager has no room; send it again later"
         elif status is Status.REFUSED:
-            wrong = block.picture_bytes not in (0, len(r.picture))
-            detail = (
-                f"refused: the picture has {len(r.picture)} bytes, and the model takes {block.picture_bytes}"
-                if wrong
-                else f"refused: the model does not take a picture of {len(r.picture)} bytes in fragments of "
-                f"{self.options.fragment_bytes}; its card says which (input.wire)"
-            )
+            detail = self._refusal(r, block.picture_bytes)
         elif status is Status.FAILED:
             detail = "failed: the model failed on this picture; the node's log says why"
         return Answer(
             status, _KINDS[block.kind], payload, block.batch, block.model_version, block.missing, stages,
-            block.objective / 1e6, (now - r.queued_at) / 1e9, r.resends, detail,
+            block.objective / 1e6, (now - r.queued_at) / 1e9, r.resends, detail, block.largest_picture,
         )  # fmt: skip
+
+    def _refusal(self, r: Request, wanted: int = 0) -> str:
+        """Why the function does not take a picture. Its card's pictures have that many bytes, if it is not 0."""
+        size, p = len(r.picture), r.wanted.picture
+        if p and self._largest < size:
+            text = f"refused: picture of {p.width} x {p.height} of {p.format} has {size} bytes, and the function takes "
+            return text + (f"at most {self._largest}" if self._largest else "only its card's pictures; set its max_picture")
+        if not p and wanted not in (0, size):
+            return f"refused: the picture has {size} bytes, and the model takes {wanted}"
+        return (
+            f"refused: the model does not take a picture of {size} bytes in fragments of {self.options.fragment_bytes}; "
+            "its card says which (input.wire)"
+        )
 
     def _prove(self, r: Request) -> None:
         """Send fragment 0 again, with the cookie: the manager keeps an answer for an address with proof."""

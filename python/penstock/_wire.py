@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ MAX_MISSING = 256  # fragments of an answer that a question spans
 _EXTENSION = struct.Struct("<IBB2xQQ40s")
 _MISSING = struct.Struct("<HH32s4x")
 _REQUEST = struct.Struct("<BxHHHII24x")
-_BLOCK = struct.Struct("<BBHHHIIIIIIQQII8x")
+_BLOCK = struct.Struct("<BBHHHIIIIIIQQIII4x")
 _NACK = struct.Struct("<HH")
 
 _HEADER_FIELDS = np.dtype(
@@ -68,6 +68,51 @@ def pointed(n: int) -> np.dtype[Any]:
     return np.dtype([("box", BOX), ("points", "<f4", (n, 3))])
 
 
+def _formats() -> dict[str, tuple[int, int]]:
+    formats = {"rgb8": (1, 24), "bgr8": (2, 24), "rgba8": (3, 32), "nv12": (4, 8), "i420": (5, 8), "uyvy": (6, 16), "yuyv": (7, 16)}
+    depths = {"8": 8, "10": 16, "10p": 10, "10packed": 12, "12": 16, "12p": 12, "12packed": 12}
+    for i, (depth, bits) in enumerate(depths.items()):
+        formats["grey" + depth] = 16 + i, bits
+        for k, order in enumerate(["rg", "gr", "gb", "bg"]):
+            formats[f"bayer_{order}{depth}"] = 64 + 4 * i + k, bits
+    return {**formats, "grey16": (23, 16)}
+
+
+# Number and bits of a pixel in a row of the first plane, by the format's name.
+FORMATS = _formats()
+# Formats with rows of two more planes.
+PLANAR = ("nv12", "i420")
+
+
+class Picture(NamedTuple):
+    """The format and shape of a picture, in pixels. stride is the bytes from one row to the next; 0: rows have no gap."""
+
+    format: str
+    width: int
+    height: int
+    stride: int = 0
+
+    def check(self, total: int) -> None:
+        """Raise ValueError if a picture of total bytes cannot have that shape."""
+        if self.format not in FORMATS:
+            raise ValueError(f'format of the picture is "{self.format}": want one of {", ".join(FORMATS)}')
+        text = f"picture of {self.width} x {self.height} of {self.format}"
+        if not (1 <= self.width <= 0xFFFF and 1 <= self.height <= 0xFFFF):
+            raise ValueError(f"{text}: want 1 to 65535 pixels on each side")
+        bayer = self.format.startswith("bayer")
+        both = bayer or self.format in PLANAR
+        if self.width % 2 and (both or self.format in ("uyvy", "yuyv")) or self.height % 2 and both:
+            raise ValueError(f"{text}: want an even {'width and height' if both else 'width'}")
+        if bayer and min(self.width, self.height) < 4:
+            raise ValueError(f"{text}: want at least 4 x 4 pixels")
+        row = -(-self.width * FORMATS[self.format][1] // 8)
+        if self.stride and (self.stride < row or self.format == "i420" and self.stride % 2):
+            raise ValueError(f"{text}: stride is {self.stride} bytes; want at least the {row} of a row, and for i420 an even number")
+        size = (self.stride or row) * (self.height * 3 // 2 if self.format in PLANAR else self.height)
+        if size != total:
+            raise ValueError(f"{text} has {size} bytes; the array has {total}")
+
+
 class Wanted(NamedTuple):
     """What a client wants of a request."""
 
@@ -75,7 +120,7 @@ class Wanted(NamedTuple):
     priority: int = 0
     stream: int = 0
     lowest_score: int = 0  # in 1/65535; 0: the card's
-    picture: tuple[int, int, int, int] = (0, 0, 0, 0)  # format, width, height, stride; zeros: the card's
+    picture: Optional[Picture] = None  # None: the card's
 
 
 class Malformed(Exception):
@@ -100,6 +145,7 @@ class Block(NamedTuple):
     cookie: int
     objective: int
     picture_bytes: int  # of the function, if the status is refused; 0 if not known
+    largest_picture: int  # bytes of the largest picture of another format or size; 0: none
 
 
 class Fragment(NamedTuple):
@@ -164,10 +210,12 @@ def encode_extension(wanted: Wanted, sent_at: int, cookie: int, missing: Sequenc
         base = missing[0]
         bits = sum(1 << (index - base) for index in missing)
         use, rest = _USE_MISSING, _MISSING.pack(base, missing[-1] - base + 1, bits.to_bytes(32, "little"))
-    elif wanted.stream or wanted.lowest_score or wanted.picture[0]:
-        picture_format, width, height, stride = wanted.picture
+    elif wanted.stream or wanted.lowest_score or wanted.picture:
         use = _USE_REQUEST
-        rest = _REQUEST.pack(picture_format, wanted.lowest_score, width, height, stride, wanted.stream)
+        picture = (0, 0, 0, 0)
+        if wanted.picture:
+            picture = (FORMATS[wanted.picture.format][0], *wanted.picture[1:])
+        rest = _REQUEST.pack(picture[0], wanted.lowest_score, *picture[1:], wanted.stream)
     return _EXTENSION.pack(microseconds, wanted.priority, use, sent_at, cookie, rest)
 
 

@@ -125,6 +125,7 @@ class Answer:
     latency: float  # from the call to the answer
     resends: int  # fragments that were sent again
     detail: str  # why the status is not ok, one sentence
+    largest_picture: int = 0  # bytes of the largest picture of another format or size that the function takes; 0: none
 
     @property
     def ok(self) -> bool:

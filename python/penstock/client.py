@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import errno
 import functools
+import math
 import queue
 import socket
 import sys
@@ -24,7 +25,8 @@ from . import _wire
 from ._engine import NEVER, Engine, Message, Options, Request, Stats
 from .answer import Answer, ClientError, Closed
 
-Picture = npt.NDArray[Any]
+Array = npt.NDArray[Any]
+Format = Union[None, str, _wire.Picture]
 
 # The kernel limits the buffers to net.core.rmem_max and wmem_max.
 _SOCKET_BYTES = 4 << 20
@@ -152,22 +154,25 @@ class Client:
 
     async def infer(
         self,
-        picture: Picture,
+        picture: Array,
         *,
         deadline: Optional[float] = None,
         priority: int = 0,
         stream_id: int = 0,
         lowest_score: float = 0.0,
+        format: Format = None,
     ) -> Answer:
         """Send a picture and return its answer, which is ok; a RequestError is raised otherwise.
 
-        The array's bytes are sent as they are: the type and order must be those of the model's card. The array must
-        not change before the answer.
+        The array's bytes are sent as they are: the type and order must be those of format. The array must not change
+        before the answer.
 
         deadline: seconds for which an answer is useful; the function's objective by default.
         priority: 0 to 255. Of requests that wait together, the higher goes first.
         stream_id: one of this client's streams, for functions that keep a state per stream.
         lowest_score: up to 1. The answer has nothing below it; 0 is the card's.
+        format: of a picture of any size, for functions with max_picture, as in "rgb8" for an array [height, width, 3].
+            A Picture also says the size, if it is not the array's shape. None is what the model's card says.
         """
         wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -180,8 +185,8 @@ class Client:
             if not future.done():
                 future.set_exception(Closed(_CLOSED))
 
-        data = _bytes_of(picture, self._options)
-        r = self._start(data, wanted, end, closed)
+        data, shape = _read(picture, format, self._options)
+        r = self._start(data, wanted._replace(picture=shape), end, closed)
         try:
             answer = await future
         except asyncio.CancelledError:
@@ -192,12 +197,13 @@ class Client:
 
     async def stream(
         self,
-        frames: Union[Iterable[Picture], AsyncIterable[Picture]],
+        frames: Union[Iterable[Array], AsyncIterable[Array]],
         *,
         deadline: Optional[float] = None,
         priority: int = 0,
         stream_id: int = 0,
         lowest_score: float = 0.0,
+        format: Format = None,
     ) -> AsyncIterator[Answer]:
         """Send frames as fast as the manager takes them, and yield an answer for each, in their order.
 
@@ -206,7 +212,7 @@ class Client:
         """
         events: asyncio.Queue[_Event] = asyncio.Queue()
         wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)
-        s = _Stream(self, lambda f, *arguments: f(*arguments), events.put_nowait, wanted)
+        s = _Stream(self, lambda f, *arguments: f(*arguments), events.put_nowait, wanted, format)
         source = frames.__aiter__() if isinstance(frames, AsyncIterable) else None
         iterator = None if isinstance(frames, AsyncIterable) else iter(frames)
         pull: Optional[asyncio.Task[None]] = None
@@ -418,16 +424,17 @@ class SyncClient:
 
     def infer(
         self,
-        picture: Picture,
+        picture: Array,
         *,
         deadline: Optional[float] = None,
         priority: int = 0,
         stream_id: int = 0,
         lowest_score: float = 0.0,
+        format: Format = None,
     ) -> Answer:
         """Send a picture and return its answer, as Client.infer does."""
-        data = _bytes_of(picture, self._client._options)
-        wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)
+        data, shape = _read(picture, format, self._client._options)
+        wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)._replace(picture=shape)
         future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
         requests: list[Optional[Request]] = []
 
@@ -446,18 +453,19 @@ class SyncClient:
 
     def stream(
         self,
-        frames: Iterable[Picture],
+        frames: Iterable[Array],
         *,
         deadline: Optional[float] = None,
         priority: int = 0,
         stream_id: int = 0,
         lowest_score: float = 0.0,
+        format: Format = None,
     ) -> Iterator[Answer]:
         """Send frames as fast as the manager takes them, and yield an answer for each, as Client.stream does. Frames
         are taken in the caller's thread."""
         events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         wanted = _checked_wanted(deadline, priority, stream_id, lowest_score)
-        s = _Stream(self._client, self._call, events.put, wanted)
+        s = _Stream(self._client, self._call, events.put, wanted, format)
         source = iter(frames)
         try:
             while True:
@@ -503,15 +511,16 @@ class _Stream:
         call: Callable[..., None],
         post: Callable[[_Event], None],
         wanted: _wire.Wanted,
+        format: Format,
     ) -> None:
-        self._client, self._call, self._post, self._wanted = client, call, post, wanted
+        self._client, self._call, self._post, self._wanted, self._format = client, call, post, wanted, format
         self._sent = self._read = 0
         self._ended = False  # no frame is left
         self._room = 0
         self._asked = False
         self._frame_bytes = 1
         self._answers: dict[int, Answer] = {}
-        self._unstarted: deque[tuple[int, _wire.Bytes]] = deque()
+        self._unstarted: deque[tuple[int, _wire.Bytes, Optional[_wire.Picture]]] = deque()
         self._starting = False
         self._requests: dict[int, Request] = {}  # the event loop's
 
@@ -543,17 +552,17 @@ class _Stream:
 
         self._call(self._client._when_room, lambda room: self._post(lambda: grant(room)), self._post_closed)
 
-    def send(self, frame: Optional[Picture]) -> None:
+    def send(self, frame: Optional[Array]) -> None:
         """Send a frame; None is the end of the stream."""
         if frame is None:
             self._ended = True
             return
-        data = _bytes_of(frame, self._client._options).copy()
+        data, shape = _read(frame, self._format, self._client._options)
         self._frame_bytes = len(data)
         index = self._sent
         self._sent += 1
         self._room -= 1
-        self._unstarted.append((index, data))
+        self._unstarted.append((index, data.copy(), shape))
         if not self._starting:
             self._starting = True
             self._call(self._start_all)
@@ -564,12 +573,12 @@ class _Stream:
         while self._unstarted:
             self._start(*self._unstarted.popleft())
 
-    def _start(self, index: int, data: _wire.Bytes) -> None:
+    def _start(self, index: int, data: _wire.Bytes, shape: Optional[_wire.Picture]) -> None:
         def end(answer: Answer) -> None:
             self._requests.pop(index, None)
             self._post(lambda: self._answers.__setitem__(index, answer))
 
-        r = self._client._start(data, self._wanted, end, self._post_closed)
+        r = self._client._start(data, self._wanted._replace(picture=shape), end, self._post_closed)
         if r is not None:
             self._requests[index] = r
 
@@ -589,9 +598,9 @@ class _Stream:
         self._requests.clear()
 
 
-async def _pull(source: AsyncIterator[Picture], s: _Stream, events: asyncio.Queue[_Event]) -> None:
+async def _pull(source: AsyncIterator[Array], s: _Stream, events: asyncio.Queue[_Event]) -> None:
     """Post the next frame of source, or how it ended."""
-    frame: Optional[Picture] = None
+    frame: Optional[Array] = None
     try:
         frame = await source.__anext__()
     except StopAsyncIteration:
@@ -650,11 +659,11 @@ def _checked_wanted(deadline: Optional[float], priority: int, stream_id: int, lo
     return _wire.Wanted(_nanoseconds(deadline) if deadline else 0, priority, stream_id, score)
 
 
-def _bytes_of(picture: Picture, options: Options) -> _wire.Bytes:
-    """The bytes of an array, without a copy."""
+def _read(picture: Array, format: Format, options: Options) -> tuple[_wire.Bytes, Optional[_wire.Picture]]:
+    """The bytes of an array, without a copy, and the shape of its picture; None: the card's."""
     if not isinstance(picture, np.ndarray):
         raise TypeError(f"picture is a {type(picture).__name__}: want a numpy array, as of numpy.asarray(picture)")
-    if picture.dtype not in _DTYPES:
+    if format is None and picture.dtype not in _DTYPES:
         raise TypeError(
             f"picture has dtype {picture.dtype}: want uint8, float16 or float32 (little-endian), as in the model's card; "
             f"picture.astype(numpy.float32) converts it"
@@ -669,5 +678,25 @@ def _bytes_of(picture: Picture, options: Options) -> _wire.Bytes:
             f"picture has {picture.nbytes} bytes: at most {most} fit fragments of {options.fragment_bytes} bytes; "
             f"a larger fragment_bytes allows more"
         )
+    shape = _shape_of(picture, format) if isinstance(format, str) else format
+    if shape is not None:
+        shape.check(picture.nbytes)
     data: _wire.Bytes = picture.reshape(-1).view(np.uint8)
-    return data
+    return data, shape
+
+
+def _shape_of(picture: Array, name: str) -> _wire.Picture:
+    """The shape of a picture of that format whose rows have no gap, from its array."""
+    if name not in _wire.FORMATS:
+        return _wire.Picture(name, 0, 0)
+    bits = _wire.FORMATS[name][1]
+    channels = max(bits // (8 * picture.dtype.itemsize), 1)
+    typed = picture.dtype == np.uint8 or (picture.dtype == np.dtype("<u2") and bits == 16)
+    if not typed or picture.ndim < 2 or math.prod(picture.shape[2:]) != channels:
+        lines = "height * 3 / 2" if name in _wire.PLANAR else "height"
+        columns = "width" if bits % 8 == 0 else "bytes of a row"
+        each = f", {bits // 8}" if bits in (24, 32) or name in ("uyvy", "yuyv") else ""
+        want = f"{'uint16' if bits == 16 and not each else 'uint8'} of shape [{lines}, {columns}{each}]"
+        raise ValueError(f"picture of {name} has an array of {picture.dtype} and shape {list(picture.shape)}: want {want}")
+    rows = len(picture) * 2 // 3 if name in _wire.PLANAR else len(picture)
+    return _wire.Picture(name, picture.nbytes // len(picture) * 8 // bits, rows)

@@ -225,6 +225,50 @@ class Async(Case):
 
         self.run_with("echo", test)
 
+    def test_formats(self):
+        async def test(c):
+            for shape, dtype, format, want in (
+                ((30, 40, 3), "u1", "rgb8", "rgb8 40 30 0"),
+                ((30, 40, 4), "u1", "rgba8", "rgba8 40 30 0"),
+                ((45, 40), "u1", "nv12", "nv12 40 30 0"),
+                ((30, 40, 2), "u1", "yuyv", "yuyv 40 30 0"),
+                ((30, 40), "u1", "grey8", "grey8 40 30 0"),
+                ((30, 40, 1), "u1", "bayer_gb8", "bayer_gb8 40 30 0"),
+                ((30, 40), "<u2", "grey16", "grey16 40 30 0"),
+                ((30, 40), "<u2", "bayer_bg12", "bayer_bg12 40 30 0"),
+                ((30, 50), "u1", "grey10p", "grey10p 40 30 0"),
+                ((30, 60), "u1", "bayer_rg12packed", "bayer_rg12packed 40 30 0"),
+                ((30, 128), "u1", penstock.Picture("bgr8", 42, 30, 128), "bgr8 42 30 128"),
+                ((1800,), "u1", penstock.Picture("i420", 40, 30), "i420 40 30 0"),
+            ):
+                p = np.zeros(shape, dtype)
+                a = await c.infer(p, format=format)
+                self.assertEqual((a.text.text, a.largest_picture), (want, 1 << 20))
+                self.assertEqual([a.text.text async for a in c.stream([p, p], format=format)], [want, want])
+            sent = c.stats.datagrams
+            for shape, dtype, format, text in (
+                ((30, 40, 3), "u1", "rgb", r'format of the picture is "rgb": want one of rgb8, bgr8, '),
+                ((30, 40), "u1", "rgb8", r"picture of rgb8 has an array of uint8 and shape \[30, 40\]: want uint8 of shape \[height, width, 3\]"),
+                ((30, 40, 3), "f4", "rgb8", "array of float32"),
+                ((30, 40), "u1", "grey12", r"want uint16 of shape \[height, width\]"),
+                ((30, 40), "<u2", "grey8", r"want uint8 of shape \[height, width\]"),
+                ((30, 40, 3), "u1", "nv12", r"want uint8 of shape \[height \* 3 / 2, width\]"),
+                ((30, 40, 3), "u1", "grey10p", r"want uint8 of shape \[height, bytes of a row\]"),
+                ((1200,), "u1", "grey8", r"shape \[1200\]: want"),
+                ((45, 41), "u1", "nv12", "picture of 41 x 30 of nv12: want an even width and height"),
+                ((30, 41, 2), "u1", "uyvy", "picture of 41 x 30 of uyvy: want an even width"),
+                ((2, 2), "u1", "bayer_rg8", "want at least 4 x 4 pixels"),
+                ((44, 40), "u1", "nv12", "picture of 40 x 29 of nv12: want an even"),
+                ((1, 65536), "u1", "grey8", "want 1 to 65535 pixels"),
+                ((30, 40, 3), "u1", penstock.Picture("rgb8", 40, 31), "picture of 40 x 31 of rgb8 has 3720 bytes; the array has 3600"),
+                ((30, 40, 3), "u1", penstock.Picture("rgb8", 40, 30, 119), "stride is 119 bytes; want at least the 120 of a row"),
+            ):
+                with self.assertRaisesRegex(ValueError, text):
+                    await c.infer(np.zeros(shape, dtype), format=format)
+            self.assertEqual(c.stats.datagrams, sent)
+
+        self.run_with("pictures", test)
+
     def test_closed(self):
         async def test():
             c = penstock.Client(PEERS["silent"])
@@ -286,6 +330,12 @@ class Async(Case):
 
 
 class Sync(Case):
+    def test_format(self):
+        with penstock.SyncClient(PEERS["pictures"]) as c:
+            p = np.zeros((30, 40, 3), np.uint8)
+            answers = [c.infer(p, format="bgr8"), *c.stream([p], format="bgr8")]
+            self.assertEqual([a.text.text for a in answers], ["bgr8 40 30 0"] * 2)
+
     def test_infer(self):
         for peer in "echo", "lossy", "cookie":
             with penstock.SyncClient(PEERS[peer], timeout=PATIENCE) as c:

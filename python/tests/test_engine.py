@@ -10,6 +10,7 @@ from penstock import _wire
 from penstock._engine import NEVER, Engine, Options
 from penstock._limits import Credit, Pace
 from penstock._recovery import Recovery
+from penstock._wire import Picture
 from penstock.answer import Status
 
 US, MS = 1000, 1_000_000
@@ -146,8 +147,9 @@ class Peer:
         self.asked = []  # fragments of the answer that the latest datagram with an extension names
         self.now = 0
 
-    def submit(self, size=3000, deadline=0, priority=0):
-        return self.engine.submit(np.zeros(size, np.uint8), _wire.Wanted(deadline, priority), self.now, self.answers.append)
+    def submit(self, size=3000, deadline=0, priority=0, picture=None):
+        wanted = _wire.Wanted(deadline, priority, picture=picture)
+        return self.engine.submit(np.zeros(size, np.uint8), wanted, self.now, self.answers.append)
 
     def sent(self):
         """The headers of what is sent now: request, index, flags, cookie."""
@@ -168,14 +170,14 @@ class Peer:
                         self.asked = [base + i for i in range(span) if bits >> i & 1]
                     out.append((request, index, flags, cookie))
 
-    def answer(self, request, status=0, credit=8, cookie=0, objective=0, kind=0, payload=b"", index=0, size=1024):
+    def answer(self, request, status=0, credit=8, cookie=0, objective=0, kind=0, payload=b"", index=0, size=1024, largest=0):
         count = max(1, -(-len(payload) // size))
         part = payload[index * size : (index + 1) * size]
         kind_of = 4 if status == 3 else 2
         b = struct.pack(
             "<2sBBIIIHHH", b"PS", 1 << 4 | kind_of, index == count - 1, request, index * size, len(payload), index, count, len(part)
         )
-        b += struct.pack("<BBHHHIIIIIIQQI12x", status, kind, 1, credit, 0, 1, 0, 0, 0, 0, 0, 0, cookie, objective)
+        b += struct.pack("<BBHHHIIIIIIQQI4xI4x", status, kind, 1, credit, 0, 1, 0, 0, 0, 0, 0, 0, cookie, objective, largest)
         self.engine.receive(memoryview(b + part), self.now)
 
     def nack(self, r, *missing):
@@ -397,6 +399,27 @@ class Engines(unittest.TestCase):
         p.sent()
         p.answer(r.id, kind=3, payload=bytes(10_000), index=1)
         self.assertEqual(p.answers[0].detail, "result has 10000 bytes, max_result_bytes is 9999")
+
+    def test_pictures_of_other_formats(self):
+        nv12 = Picture("nv12", 40, 30)
+        for status, largest, text in (
+            (0, 1800, ""),
+            (4, 1799, "refused: picture of 40 x 30 of nv12 has 1800 bytes, and the function takes at most 1799"),
+            (4, 0, "and the function takes only its card's pictures; set its max_picture"),
+            (0, 0, "and the function takes only its card's pictures; set its max_picture"),  # an older node
+        ):
+            with self.subTest(status=status, largest=largest):
+                p = Peer()
+                r = p.submit(1800, picture=nv12)
+                self.assertEqual(len(p.sent()), 2)
+                p.answer(r.id, status=status, largest=largest)
+                second = p.submit(1800, picture=nv12)
+                self.assertEqual(len(p.sent()), 0 if text else 2)
+                p.answer(second.id, status=status, largest=largest)
+                for a in p.answers:
+                    self.assertEqual(a.status, Status.REFUSED if text else Status.OK)
+                    self.assertIn(text, a.detail)
+                self.assertEqual((len(p.answers), p.answers[0].largest_picture), (2, largest))
 
     def test_strays(self):
         p = Peer()

@@ -8,6 +8,7 @@ import unittest
 import numpy as np
 
 from penstock import _wire
+from penstock._wire import Picture
 from penstock.answer import Answer, Kind, Stages, Status
 
 PAGE = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "client", "datagrams.md")
@@ -41,7 +42,7 @@ class Encode(unittest.TestCase):
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-question"))
 
     def test_wanted(self):
-        extension = _wire.encode_extension(_wire.Wanted(0, 0, 0x01020304, 0x4000, (6, 4, 4, 10)), 0, COOKIE)
+        extension = _wire.encode_extension(_wire.Wanted(0, 0, 0x01020304, 0x4000, Picture("uyvy", 4, 4, 10)), 0, COOKIE)
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, False, extension)), golden("data-request"))
 
     def test_train(self):
@@ -76,7 +77,7 @@ class Decode(unittest.TestCase):
     def test_result(self):
         d = _wire.decode(memoryview(golden("result")))
         self.assertEqual((d.request, d.total, d.fragment, d.fragments, d.size), (REQUEST, 12, 0, 1, 12))
-        want = _wire.Block(0, 1, 4, 7, 0, 2, 300, 1500, 40, 2000, 15, 0x1122334455667788, 0, 0, 0)
+        want = _wire.Block(0, 1, 4, 7, 0, 2, 300, 1500, 40, 2000, 15, 0x1122334455667788, 0, 0, 0, 0)
         self.assertEqual(d.block, want)
         a = answer(Kind.CLASSES, bytes(d.payload))
         self.assertEqual((list(a.classes.classes), list(a.classes.probabilities)), ([9, 258], [0.75, 0.125]))

@@ -16,7 +16,7 @@ async def camera() -> AsyncIterator[npt.NDArray[np.uint8]]:
 async def detect(address: str) -> List[float]:
     scores: List[float] = []
     async with penstock.Client(address, pace=1e8) as client:
-        answer = await client.infer(np.zeros(4, np.float32), deadline=0.1)
+        answer = await client.infer(np.zeros((8, 8), np.uint8), deadline=0.1, format=penstock.Picture("grey8", 4, 8, 8))
         scores.extend(answer.boxes.scores.tolist())
         async for answer in client.stream(camera()):
             if answer.status is penstock.Status.OK:
