@@ -95,8 +95,14 @@ func (t DType) Append(dst []byte, v float64) []byte {
 	return append(dst, bits[:t.Bytes()]...)
 }
 
+// largest are the largest finite floats.
+var largest = map[DType]float64{F16: 65504, BF16: 0x1.FEp127, F32: math.MaxFloat32, F64: math.MaxFloat64}
+
 // Holds reports whether the type has an element of this value, rounded if it is a float.
 func (t DType) Holds(v float64) bool {
+	if most := largest[t]; most > 0 {
+		return math.Abs(v) <= most || math.IsInf(v, 0)
+	}
 	bits, least := 8*t.Bytes(), 0.0
 	switch t {
 	case Bool:
@@ -104,8 +110,6 @@ func (t DType) Holds(v float64) bool {
 	case I8, I16, I32, I64:
 		bits--
 		least = -math.Ldexp(1, bits)
-	case F16, BF16, F32, F64:
-		return !math.IsNaN(v)
 	}
 	return v == math.Trunc(v) && v >= least && v < math.Ldexp(1, bits)
 }

@@ -42,3 +42,18 @@ func TestAppendF32(t *testing.T) {
 		t.Errorf("an unknown type has % x", got)
 	}
 }
+
+func TestHolds(t *testing.T) {
+	for _, c := range []struct {
+		dtype DType
+		most  float64
+		next  float64
+	}{
+		{Bool, 1, 2}, {I8, 127, 128}, {U16, 65535, 65536}, {I64, 1 << 62, 1 << 63}, {F16, 65504, 65505}, {BF16, 0x1.FEp127, 0x1.FFp127},
+		{F32, math.MaxFloat32, 1e39}, {F64, math.MaxFloat64, math.NaN()}, {F32, math.Inf(1), math.NaN()},
+	} {
+		if !c.dtype.Holds(c.most) || c.dtype.Holds(c.next) {
+			t.Errorf("%s holds %v: %v, %v: %v", c.dtype, c.most, c.dtype.Holds(c.most), c.next, c.dtype.Holds(c.next))
+		}
+	}
+}
