@@ -34,7 +34,7 @@ func TestUnknownFormats(t *testing.T) {
 		"HEIC":           {"\x00\x00\x00\x18ftypheic", "HEIC; send JPEG, PNG"},
 		"video":          {"\x00\x00\x00\x18ftypisom", "MP4 video; send JPEG, PNG"},
 		"lossless JPEG":  {"\xff\xd8\xff\xc3\x00\x0b\x08\x00\x10\x00\x10\x01\x01\x11\x00", "lossless JPEG; send a baseline"},
-		"tensor as JSON": {`{"inputs":[]}`, "has 0 inputs"},
+		"tensor as JSON": {`{"inputs":[]}`, `input \"image\" is missing`},
 	} {
 		response, text := post(t, web.URL+"/v2/models/finder/infer", "application/octet-stream", []byte(c.body))
 		want := http.StatusUnsupportedMediaType

@@ -304,7 +304,7 @@ func TestSequences(t *testing.T) {
 		}
 		streams[id] = c.user + " " + c.parameters
 	}
-	if code, text := infer(ann, `"sequence_id":7`, 2); code != 400 || !strings.Contains(text, "has 2 inputs at once, want one per message") {
+	if code, text := infer(ann, `"sequence_id":7`, 2); code != 400 || !strings.Contains(text, "has 2 images at once, want one per message") {
 		t.Errorf("two inputs: %d %s", code, text)
 	}
 	for _, id := range []string{`{}`, `-1`, `"` + strings.Repeat("x", 256) + `"`} {
@@ -396,12 +396,12 @@ func TestBadInput(t *testing.T) {
 		"photo for a tensor":  {web.URL + "/v2/models/raw/infer", "image/jpeg", photo(t, 4, 4), 415, "send a tensor"},
 		"bad timeout":         {infer + "?timeout=soon", "image/jpeg", photo(t, 4, 4), 400, "want a duration like 25ms"},
 		"empty":               {infer, "application/json", nil, 400, "read JSON"},
-		"no input":            {infer, "application/json", []byte(`{"inputs":[]}`), 400, `has 0 inputs, want 1: \"image\"`},
-		"wrong name":          {infer, "application/json", []byte(`{"inputs":[{"name":"a"}]}`), 400, `want the name \"image\"`},
+		"no input":            {infer, "application/json", []byte(`{"inputs":[]}`), 400, `input \"image\" is missing, want \"image\" (UINT8 [4 4 3])`},
+		"wrong name":          {infer, "application/json", []byte(`{"inputs":[{"name":"a"}]}`), 400, `no input \"a\", want \"image\" (UINT8 [4 4 3])`},
 		"wrong type":          {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"FP32"}]}`), 400, `want \"UINT8\"`},
 		"overflowing shape":   {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[9223372036854775807,4,4,3]}]}`), 400, "from 1 to 256"},
 		"one number short":    {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"data":[` + strings.Repeat("1,", 46) + `1]}]}`), 400, "has 47 numbers, the shape wants 48"},
-		"number out of range": {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"data":[256]}]}`), 400, "integer from 0 to 255"},
+		"number out of range": {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"data":[256` + strings.Repeat(",1", 47) + `]}]}`), 400, "integer from 0 to 255"},
 		"no array":            {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"data":{"a":1}}]}`), 400, "no array"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -414,7 +414,7 @@ func TestBadInput(t *testing.T) {
 	t.Run("one byte short", func(t *testing.T) {
 		head := `{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"parameters":{"binary_data_size":47}}]}`
 		response, text := post(t, infer, "application/octet-stream", append([]byte(head), make([]byte, 47)...), openinference.HeaderLength, fmt.Sprint(len(head)))
-		if response.StatusCode != 400 || !strings.Contains(text, "want 48") {
+		if response.StatusCode != 400 || !strings.Contains(text, "the shape wants 48") {
 			t.Error(response.Status, text)
 		}
 	})

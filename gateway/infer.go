@@ -209,20 +209,20 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 	}
 	wanted.Deadline = cmp.Or(q.Timeout, wanted.Deadline)
 	wanted.Sequence = functions.Sequence{Name: q.Sequence, Start: q.SequenceStart}
-	if wanted.Sequence.User, _, err = net.SplitHostPort(r.RemoteAddr); err == nil && q.Sequence != "" && len(q.Pictures) > 1 {
-		err = badRequest(fmt.Errorf("sequence %q has %d inputs at once, want one per message", q.Sequence, len(q.Pictures)))
+	if wanted.Sequence.User, _, err = net.SplitHostPort(r.RemoteAddr); err == nil && q.Sequence != "" && len(q.Payloads) > 1 {
+		err = badRequest(fmt.Errorf("sequence %q has %d images at once, want one per message", q.Sequence, len(q.Payloads)))
 	}
 	if err != nil {
 		return err
 	}
-	answers, err := s.inferAll(r.Context(), f, q.Pictures, wanted)
+	answers, err := s.inferAll(r.Context(), f, q.Payloads, wanted)
 	if err != nil {
 		return err
 	}
 	return s.answer(w, f, q, answers)
 }
 
-// tensors decodes a message of the protocol. Its pictures may be used until release.
+// tensors decodes a message of the protocol. Its payloads may be used until release.
 func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q *openinference.Request, release func(), err error) {
 	header := r.Header.Get(openinference.HeaderLength)
 	text := len(body)
@@ -230,22 +230,26 @@ func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q
 		text = min(text, n)
 	}
 	decode := func() error {
-		if q, err = openinference.DecodeRequest(body, header, &f.Card.Input); err != nil {
+		if q, err = openinference.DecodeRequest(body, header, f.Card); err != nil {
 			return badRequest(err)
 		}
 		return nil
 	}
 	const small = 64 << 10 // bytes, not worth the wait for a turn
-	if text <= small {
+	needed := openinference.DecodeBytes * text
+	if len(f.Card.Inputs) > 1 {
+		needed += len(body) - text
+	}
+	if needed <= small {
 		err = decode()
 	} else {
-		err = s.memory.decode(r.Context(), openinference.DecodeBytes*text, decode)
+		err = s.memory.decode(r.Context(), needed, decode)
 	}
-	if err != nil || text < len(body) { // pictures after the text are part of the body
+	if err != nil || q.Copied == 0 {
 		return q, func() {}, err
 	}
 	own := buffer{memory: s.memory}
-	if err := own.grow(r.Context(), len(q.Pictures)*f.Card.Input.WireBytes()); err != nil {
+	if err := own.grow(r.Context(), q.Copied); err != nil {
 		return nil, nil, err
 	}
 	return q, own.release, nil

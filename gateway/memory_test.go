@@ -174,12 +174,12 @@ func TestDecoders(t *testing.T) {
 
 // A shape alone allocates nothing.
 func TestShapeWithoutData(t *testing.T) {
-	in := finder.Input
-	in.Height, in.Width = 1000, 1000
+	card := finder
+	card.Input.Height, card.Input.Width = 1000, 1000
 	body := []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[256,1000,1000,3],"data":[1]}]}`)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, err := openinference.DecodeRequest(body, "", &in)
+	_, err := openinference.DecodeRequest(body, "", &card)
 	runtime.ReadMemStats(&after)
 	if used := after.TotalAlloc - before.TotalAlloc; err == nil || used > 1<<20 {
 		t.Errorf("%d bytes, %v", used, err)

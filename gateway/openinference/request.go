@@ -1,12 +1,13 @@
 // Package openinference encodes and decodes the messages of the Open Inference Protocol, version 2
 // (KServe), with the binary tensor extension. It has no network and no clock.
 //
-// A function is a model of the protocol. Its one input is a batch of pictures in the format that
-// the function takes on the wire; each picture becomes one request.
+// A function is a model of the protocol. Its inputs are the picture in the format that the function takes on the wire, or the
+// tensors of its card. A message has one or more images; each becomes one request.
 package openinference
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -20,8 +21,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// MaxPictures is the max number of pictures in one message.
-const MaxPictures = 256
+// MaxImages is the max number of images in one message.
+const MaxImages = 256
 
 // maxSequenceName is the max length of a sequence's name, in bytes.
 const maxSequenceName = 256
@@ -39,8 +40,10 @@ type Request struct {
 	// again.
 	Sequence      string
 	SequenceStart bool
-	// Pictures are the pictures in the function's format. They share the body's memory.
-	Pictures [][]byte
+	// Payloads are those of the requests: an image's inputs in the card's order.
+	Payloads [][]byte
+	// Copied is the size of Payloads, or 0 if they share the body's memory.
+	Copied int
 	// outputs are the wanted outputs in order; empty means all.
 	outputs []outputWanted
 	// binary applies to outputs that do not say it.
@@ -66,6 +69,9 @@ type (
 		Datatype   string          `json:"datatype"`
 		Parameters parameters      `json:"parameters"`
 		Data       json.RawMessage `json:"data"`
+
+		images int
+		raw    []byte // binary data
 	}
 	outputJSON struct {
 		Name       string     `json:"name"`
@@ -90,13 +96,13 @@ var datatypes = map[models.DType]string{
 	models.F16: "FP16", models.BF16: "BF16", models.F32: "FP32", models.F64: "FP64",
 }
 
-// DecodeBytes is the max number of bytes that DecodeRequest needs per byte of JSON, besides the body.
-// One is for a copy of the text, two are for numbers: a digit and a comma become four bytes.
-const DecodeBytes = 3
+// DecodeBytes is the max number of bytes that DecodeRequest needs per byte of JSON, besides the body. One is for a copy of the
+// text, four are for numbers: a digit and a comma become eight bytes. Payloads of several inputs need the binary data's size, too.
+const DecodeBytes = 5
 
 // DecodeRequest decodes the body of an infer call. headerLength is the value of HeaderLength,
 // empty without the binary extension. The errors say what is wrong and what would be right.
-func DecodeRequest(body []byte, headerLength string, in *models.Input) (*Request, error) {
+func DecodeRequest(body []byte, headerLength string, card *models.Card) (*Request, error) {
 	text, raw := body, []byte(nil)
 	if headerLength != "" {
 		n, err := strconv.ParseUint(headerLength, 10, 32)
@@ -108,9 +114,6 @@ func DecodeRequest(body []byte, headerLength string, in *models.Input) (*Request
 	var q requestJSON
 	if err := json.Unmarshal(text, &q); err != nil {
 		return nil, fmt.Errorf("read JSON of request: %w", err)
-	}
-	if len(q.Inputs) != 1 {
-		return nil, fmt.Errorf("request has %d inputs, want 1: %q", len(q.Inputs), InputName(in))
 	}
 
 	r := &Request{ID: q.ID, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
@@ -136,115 +139,174 @@ func DecodeRequest(body []byte, headerLength string, in *models.Input) (*Request
 		r.outputs = append(r.outputs, wanted)
 	}
 
-	input := &q.Inputs[0]
-	data, err := input.bytes(raw, in)
-	if err != nil {
-		return nil, fmt.Errorf("input %q: %w", input.Name, err)
-	}
-	r.Pictures = slices.Collect(slices.Chunk(data, in.WireBytes()))
-	return r, nil
+	var err error
+	r.Payloads, r.Copied, err = payloads(q.Inputs, raw, inputs(card))
+	return r, err
 }
 
-// InputName is the name of a function's input in the protocol.
-func InputName(in *models.Input) string {
-	if in.Name == "" {
-		return "picture"
+// inputs returns the tensors of a request, of one image.
+func inputs(card *models.Card) []models.Tensor {
+	if len(card.Inputs) > 0 {
+		return card.Inputs
 	}
-	return in.Name
-}
-
-// pictureShape is the shape of one picture.
-func pictureShape(in *models.Input) []int64 {
+	in := &card.Input
+	picture := models.Tensor{Name: cmp.Or(in.Name, "picture"), Type: in.WireType}
+	picture.Shape = []int64{int64(in.Height), int64(in.Width), int64(in.Channels)}
 	if in.WireLayout == models.CHW {
-		return []int64{int64(in.Channels), int64(in.Height), int64(in.Width)}
+		picture.Shape = []int64{int64(in.Channels), int64(in.Height), int64(in.Width)}
 	}
-	return []int64{int64(in.Height), int64(in.Width), int64(in.Channels)}
+	return []models.Tensor{picture}
 }
 
-// bytes checks an input and returns its tensor.
-func (t *inputJSON) bytes(raw []byte, in *models.Input) ([]byte, error) {
-	one := pictureShape(in)
-	if t.Name != InputName(in) {
-		return nil, fmt.Errorf("want the name %q", InputName(in))
-	}
-	if want := datatypes[in.WireType]; t.Datatype != want {
-		return nil, fmt.Errorf("datatype is %q, want %q", t.Datatype, want)
-	}
-	count := int64(1)
-	switch {
-	case slices.Equal(t.Shape, one):
-	case len(t.Shape) == len(one)+1 && slices.Equal(t.Shape[1:], one) && t.Shape[0] >= 1 && t.Shape[0] <= MaxPictures:
-		count = t.Shape[0]
-	default:
-		return nil, fmt.Errorf("shape is %v, want %v, or the same with a number of pictures from 1 to %d before it", t.Shape, one, MaxPictures)
-	}
-
-	want := int(count) * in.WireBytes()
-	if size := t.Parameters.BinaryDataSize; size != nil {
-		if len(t.Data) > 0 {
-			return nil, errors.New("has both data and binary_data_size, want one")
+// payloads puts the inputs of each image together. It allocates only if the inputs' data is as long as their shapes say.
+func payloads(sent []inputJSON, raw []byte, want []models.Tensor) (all [][]byte, copied int, err error) {
+	found := make([]*inputJSON, len(want))
+	for i := range sent {
+		t := &sent[i]
+		at := slices.IndexFunc(want, func(w models.Tensor) bool { return w.Name == t.Name })
+		switch {
+		case at < 0:
+			return nil, 0, fmt.Errorf("function has no input %q, want %s", t.Name, list(want))
+		case found[at] != nil:
+			return nil, 0, fmt.Errorf("input %q is there twice, want it once", t.Name)
 		}
-		if *size != int64(want) || len(raw) != want {
-			return nil, fmt.Errorf("binary_data_size is %d, with %d bytes after the JSON, want %d in both places", *size, len(raw), want)
+		if raw, err = t.check(&want[at], raw); err != nil {
+			return nil, 0, fmt.Errorf("input %q: %w", t.Name, err)
 		}
-		return raw, nil
+		found[at] = t
+	}
+	size := 0 // of a payload
+	for i, t := range found {
+		switch {
+		case t == nil:
+			return nil, 0, fmt.Errorf("input %q is missing, want %s", want[i].Name, list(want))
+		case t.images != found[0].images:
+			return nil, 0, fmt.Errorf("input %q is of %d images, %q of %d; want as many of each", t.Name, t.images, found[0].Name, found[0].images)
+		}
+		size += want[i].Bytes()
 	}
 	if len(raw) > 0 {
-		return nil, fmt.Errorf("has no binary_data_size, and %d bytes follow the JSON", len(raw))
+		return nil, 0, fmt.Errorf("%d bytes follow the inputs, whose binary_data_size does not count them", len(raw))
 	}
-	if in.WireType == models.F16 {
-		return nil, errors.New("FP16 has no JSON form, want the binary extension (binary_data_size)")
+
+	data := found[0].raw
+	if len(found) > 1 || data == nil {
+		copied = found[0].images * size
+		data = make([]byte, copied)
+		offset := 0
+		for k, t := range found {
+			if err := t.fill(data[offset:], size, &want[k]); err != nil {
+				return nil, 0, fmt.Errorf("input %q: %w", t.Name, err)
+			}
+			offset += want[k].Bytes()
+		}
 	}
-	return numbers(t.Data, want/in.WireType.Bytes(), in.WireType)
+	return slices.Collect(slices.Chunk(data, size)), copied, nil
 }
 
-// numbers decodes a JSON array of numbers, flat or nested, in row-major order.
-func numbers(text []byte, want int, as models.DType) ([]byte, error) {
-	data := make([]byte, 0, min(want, len(text)/2+1)*as.Bytes())
-	depth, found := 0, 0
-	for len(text) > 0 {
-		switch c := text[0]; {
-		case c == '[':
-			depth++
-		case c == ']':
-			depth--
-		case c == ',' || c == ' ' || c == '\n' || c == '\t' || c == '\r':
-		case depth == 0:
-			return nil, errors.New("data is no array of numbers")
-		default:
-			n := bytes.IndexAny(text, ",] \n\t\r")
-			if n <= 0 {
-				return nil, errors.New("data is no array of numbers")
-			}
-			if found++; found > want {
-				return nil, fmt.Errorf("data has more than %d numbers, which the shape wants", want)
-			}
-			var err error
-			if data, err = appendNumber(data, text[:n], as); err != nil {
-				return nil, fmt.Errorf("number %d of data: %w", found, err)
-			}
-			text = text[n:]
+// list describes inputs.
+func list(want []models.Tensor) string {
+	var all []string
+	for i := range want {
+		all = append(all, fmt.Sprintf("%q (%s %v)", want[i].Name, datatypes[want[i].Type], want[i].Shape))
+	}
+	return strings.Join(all, ", ")
+}
+
+// check compares an input with the card's. It takes binary data from the start of raw, and returns the rest.
+func (t *inputJSON) check(want *models.Tensor, raw []byte) ([]byte, error) {
+	if name := datatypes[want.Type]; t.Datatype != name {
+		return nil, fmt.Errorf("datatype is %q, want %q", t.Datatype, name)
+	}
+	t.images = 1
+	switch one := want.Shape; {
+	case slices.Equal(t.Shape, one):
+	case len(t.Shape) == len(one)+1 && slices.Equal(t.Shape[1:], one) && t.Shape[0] >= 1 && t.Shape[0] <= MaxImages:
+		t.images = int(t.Shape[0])
+	default:
+		return nil, fmt.Errorf("shape is %v, want %v, or the same with a number of images from 1 to %d before it", t.Shape, one, MaxImages)
+	}
+
+	size := t.images * want.Bytes()
+	switch binary := t.Parameters.BinaryDataSize; {
+	case binary == nil && !bytes.HasPrefix(t.Data, []byte("[")):
+		return nil, errors.New("data is no array of numbers; want one, or a binary_data_size")
+	case binary == nil:
+		if n := bytes.Count(t.Data, []byte(",")) + 1; n != t.images*want.Elements() {
+			return nil, fmt.Errorf("data has %d numbers, the shape wants %d", n, t.images*want.Elements())
+		}
+		return raw, nil
+	case len(t.Data) > 0:
+		return nil, errors.New("has both data and binary_data_size, want one")
+	case *binary != int64(size) || len(raw) < size:
+		return nil, fmt.Errorf("binary_data_size is %d, and %d bytes are left for it after the JSON; the shape wants %d", *binary, len(raw), size)
+	}
+	t.raw = raw[:size]
+	return raw[size:], nil
+}
+
+// fill writes the input of each image to data. Payloads of this size follow each other.
+func (t *inputJSON) fill(data []byte, size int, want *models.Tensor) error {
+	bytes, elements, bits := want.Bytes(), want.Elements(), 8*want.Type.Bytes()
+	for i := range t.images {
+		to := data[i*size:][:0:bytes]
+		if t.raw != nil {
+			copy(to[:bytes], t.raw[i*bytes:])
 			continue
 		}
-		text = text[1:]
+		for j := range elements {
+			text, err := t.number()
+			if err == nil {
+				to, err = appendNumber(to, text, want.Type, bits)
+			}
+			if err != nil {
+				return fmt.Errorf("number %d of data: %w", i*elements+j+1, err)
+			}
+		}
 	}
-	if found != want {
-		return nil, fmt.Errorf("data has %d numbers, the shape wants %d", found, want)
-	}
-	return data, nil
+	return nil
 }
 
-func appendNumber(data, text []byte, as models.DType) ([]byte, error) {
-	if as == models.U8 {
-		v, err := strconv.ParseUint(string(text), 10, 8)
-		if err != nil {
-			return nil, fmt.Errorf("%q, want an integer from 0 to 255", text)
+// number cuts the next number from data, an array that is flat or nested, in row-major order.
+func (t *inputJSON) number() ([]byte, error) {
+	const space = ", \n\t\r"
+	text := bytes.TrimLeft(t.Data, "[]"+space)
+	n := bytes.IndexAny(text, "]"+space)
+	if n < 0 {
+		return nil, errors.New("is missing: an array is empty")
+	}
+	t.Data = text[n:]
+	return text[:n], nil
+}
+
+// appendNumber appends a number of JSON as an element of a type with so many bits.
+func appendNumber(dst, text []byte, as models.DType, bits int) ([]byte, error) {
+	var v uint64
+	switch {
+	case as == models.Bool:
+		if string(text) != "true" && string(text) != "false" {
+			return nil, fmt.Errorf("%q, want true or false", text)
 		}
-		return append(data, byte(v)), nil
+		v = uint64(len("false") - len(text))
+	case as.IsFloat():
+		f, err := strconv.ParseFloat(string(text), max(bits, 32))
+		if err != nil || !as.Holds(f) {
+			return nil, fmt.Errorf("%q, want a number within the range of %s", text, datatypes[as])
+		}
+		return as.Append(dst, f), nil
+	case as[0] == 'i':
+		n, err := strconv.ParseInt(string(text), 10, bits)
+		if err != nil {
+			return nil, fmt.Errorf("%q, want an integer from %d to %d", text, -1<<(bits-1), 1<<(bits-1)-1)
+		}
+		v = uint64(n)
+	default:
+		var err error
+		if v, err = strconv.ParseUint(string(text), 10, bits); err != nil {
+			return nil, fmt.Errorf("%q, want an integer from 0 to %d", text, uint64(math.MaxUint64)>>(64-bits))
+		}
 	}
-	v, err := strconv.ParseFloat(string(text), 32)
-	if err != nil {
-		return nil, fmt.Errorf("%q, want a number that fits 32 bits", text)
-	}
-	return binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(v))), nil
+	var all [8]byte
+	binary.LittleEndian.PutUint64(all[:], v)
+	return append(dst, all[:bits/8]...), nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/models"
@@ -342,7 +343,9 @@ type TensorMetadata struct {
 func Describe(name string, card *models.Card) Metadata {
 	m := Metadata{
 		Name: name, Versions: []string{fmt.Sprint(card.Version)}, Platform: "penstock_" + platform(card),
-		Inputs: []TensorMetadata{{InputName(&card.Input), datatypes[card.Input.WireType], append([]int64{-1}, pictureShape(&card.Input)...)}},
+	}
+	for _, t := range inputs(card) {
+		m.Inputs = append(m.Inputs, TensorMetadata{t.Name, datatypes[t.Type], slices.Insert(slices.Clone(t.Shape), 0, -1)})
 	}
 	// The outputs of an answer in which nothing was found: a size of 0 varies.
 	empty := Answer{Kind: card.Kind()}

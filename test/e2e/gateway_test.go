@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/internal/testing/wait"
 	pictures "github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/models/zoo"
@@ -33,12 +34,12 @@ func startWithGateway(t testing.TB, more ...string) (nd *node.Node, url string) 
 	address := freePort(t)
 	nd = startWith(t, node.Options{Config: "functions:\n  - {name: face, port: 0, slo: 5s}\n  - {name: fashion, port: 0, slo: 5s}\n" + strings.Join(more, ""), Gateway: address})
 	url = "http://" + address.String()
-	wait.For(t, "the gateway to be ready", func() bool { return gatewayReady(url) })
+	wait.For(t, "the gateway to be ready", func() bool { return gatewayReady(url, "face") })
 	return nd, url
 }
 
-func gatewayReady(url string) bool {
-	response, err := http.Get(url + "/v2/models/face/ready")
+func gatewayReady(url, function string) bool {
+	response, err := http.Get(url + "/v2/models/" + function + "/ready")
 	if err != nil {
 		return false
 	}
@@ -91,8 +92,8 @@ func TestGateway(t *testing.T) {
 	infer()
 
 	nodetest.Kill(t, nodetest.Child(t, nd, "gateway"))
-	wait.For(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
-	wait.For(t, "the gateway to be back", func() bool { return gatewayReady(url) })
+	wait.For(t, "the gateway to be away", func() bool { return !gatewayReady(url, "face") })
+	wait.For(t, "the gateway to be back", func() bool { return gatewayReady(url, "face") })
 	infer()
 }
 
@@ -129,27 +130,34 @@ func TestGatewayPriority(t *testing.T) {
 	}
 }
 
-// Triton's own client library gets the same boxes in all ways to ask, and they are those of the
-// model on the wire.
-func TestTritonClient(t *testing.T) {
+// triton runs a script of testdata with Triton's own client library, and returns what it prints.
+func triton(t *testing.T, script, url string, arguments ...string) string {
+	t.Helper()
 	python := os.Getenv("PENSTOCK_TRITON_PYTHON")
 	if python == "" {
 		t.Skip("not on this machine: PENSTOCK_TRITON_PYTHON names no python3 with tritonclient[http] (.ci/run installs it)")
 	}
-	_, url := startWithGateway(t)
-	photo, err := pictures.Decode(t.Context(), photoOf(t))
-	must.OK(t, err)
-	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Fit{})
-	file := filepath.Join(t.TempDir(), "picture")
-	must.OK(t, os.WriteFile(file, pixels, 0o600))
-	command := exec.Command(python, "testdata/triton.py", strings.TrimPrefix(url, "http://"), "face", file)
+	command := exec.Command(python, append([]string{"testdata/" + script, strings.TrimPrefix(url, "http://")}, arguments...)...)
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	text, err := command.Output()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, stderr.Bytes())
 	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return string(text)
+}
+
+// Triton's own client library gets the same boxes in all ways to ask, and they are those of the
+// model on the wire.
+func TestTritonClient(t *testing.T) {
+	_, url := startWithGateway(t)
+	photo, err := pictures.Decode(t.Context(), photoOf(t))
+	must.OK(t, err)
+	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Fit{})
+	file := filepath.Join(t.TempDir(), "picture")
+	must.OK(t, os.WriteFile(file, pixels, 0o600))
+	text := triton(t, "triton.py", url, "face", file)
+	lines := strings.Split(strings.TrimSpace(text), "\n")
 	if len(lines) != 5 {
 		t.Fatalf("%d answers: %s", len(lines), text)
 	}
@@ -170,4 +178,29 @@ func TestTritonClient(t *testing.T) {
 			t.Errorf("%s, want %s", line, lines[0])
 		}
 	}
+}
+
+// Triton's client names the inputs of a model, in any order: y = x * k * sr, with sr a constant.
+func TestTritonInputs(t *testing.T) {
+	nd, url := startWithGateway(t)
+	dir, err := openFolder("", "models")
+	must.OK(t, err)
+	t.Cleanup(func() { must.OK(t, os.RemoveAll(dir)) })
+	x := []int64{tinymodel.Dynamic, 3}
+	model := tinymodel.Model{
+		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.F32, Dims: x}, {Name: "k", Type: tinymodel.I64, Dims: []int64{tinymodel.Dynamic, 1}}, {Name: "sr", Type: tinymodel.F32}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.F32, Dims: x}},
+		Nodes: []tinymodel.Node{
+			{Op: "Cast", Inputs: []string{"k"}, Outputs: []string{"factor"}, Attribute: "to", Int: int64(tinymodel.F32)},
+			{Op: "Mul", Inputs: []string{"x", "factor"}, Outputs: []string{"xk"}},
+			{Op: "Mul", Inputs: []string{"xk", "sr"}, Outputs: []string{"y"}},
+		},
+	}
+	file := filepath.Join(dir, "product.onnx")
+	must.OK(t, os.WriteFile(file, model.Encode(), 0o644))
+	if out, err := run(t, nd.Dir, "if", "add", "product", "--model", file, "--slo", "5s"); err != nil {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	wait.For(t, "the gateway to know the function", func() bool { return gatewayReady(url, "product") })
+	triton(t, "inputs.py", url, "product")
 }

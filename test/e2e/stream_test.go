@@ -266,7 +266,7 @@ func TestConfiguredStream(t *testing.T) {
 	}
 
 	nodetest.Kill(t, nodetest.Child(t, nd, "gateway"))
-	wait.For(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
+	wait.For(t, "the gateway to be away", func() bool { return !gatewayReady(url, "face") })
 	wait.For(t, "the clip to play twice again", again)
 	nd.Kill()
 	wait.For(t, "ffmpeg to end", func() bool { return !runs(clip) })
