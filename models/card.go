@@ -147,6 +147,11 @@ type Input struct {
 	Pad []int  `json:",omitempty"`
 	// Antialias: a pixel of a smaller photo is the mean of what it covers, not a mixture of four pixels.
 	Antialias bool `json:",omitempty"`
+	// Range is the samples of black and white in pictures of more than 8 bits. If both are 0, they are the first and the
+	// last that the picture's format has.
+	Range [2]int `json:",omitzero"`
+	// Background is the red, green and blue behind transparent pixels.
+	Background [3]uint8
 	// Parts are the tensors of a request that is not a picture, in the order of Card.Inputs. Cards
 	// never set it.
 	Parts []Part `json:",omitempty"`

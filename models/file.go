@@ -1,6 +1,10 @@
 package models
 
 import (
+	"cmp"
+	"errors"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/models/document"
@@ -63,16 +67,50 @@ type inputFile struct {
 	// A pixel of a smaller photo is the mean of all pixels that it covers (as Pillow does), instead of a mixture of the nearest four
 	// (as OpenCV does).
 	Antialias bool `yaml:"antialias" default:"false"`
+	// The samples of black and white in pictures of more than 8 bits per channel, or that of white alone. All that the picture's
+	// format has if left out.
+	Range []int `yaml:"range" minItems:"1" maxItems:"2" elements:"black, white" min:"0" max:"65535"`
+	// The colour behind transparent pixels; white if left out.
+	Background []int `yaml:"background" minItems:"3" maxItems:"3" elements:"red, green, blue" min:"0" max:"255"`
 	// The payload of a request.
 	Wire formatFile `yaml:"wire" required:"true" want:"{type: u8, layout: hwc}"`
 	// One image of the batch tensor.
 	Tensor formatFile `yaml:"tensor" required:"true" want:"{type: f32, layout: chw}"`
-	// Turns RGB on the wire to BGR in the tensor, or back. mean and std are in the tensor's order.
+	// The order of the tensor's channels; rgb if left out. pad has the picture's order, mean and std the tensor's.
+	Colour string `yaml:"colour" oneof:"rgb|bgr|grey"`
+	// The older name of colour: bgr. It also reverses channels that are no colours.
 	ReverseChannels bool `yaml:"reverse_channels" default:"false"`
-	// Each tensor channel becomes (v - mean) / std: one number per channel.
+	// The factor of the values on the wire, before mean and std: a number or a fraction, like 1/255.
+	Scale Scale `yaml:"scale" default:"1" min:"1e-6" max:"1e6"`
+	// Each tensor channel becomes (v * scale - mean) / std: one number per channel.
 	Mean []float32 `yaml:"mean" minItems:"1" min:"-1e6" max:"1e6"`
 	// One number per channel.
 	Std []float32 `yaml:"std" minItems:"1" min:"1e-6" max:"1e6"`
+}
+
+// Scale is a factor, which a file may have as a fraction.
+type Scale float64
+
+// Want is what the errors of all keys of this type say.
+func (Scale) Want() string { return "a number or a fraction like 1/255" }
+
+// Pattern is what the text of a scale looks like.
+func (Scale) Pattern() string { return `^[0-9.]+(e[+-]?[0-9]+)?(/[0-9.]+)?$` }
+
+// UnmarshalText reads a number or a fraction.
+func (s *Scale) UnmarshalText(text []byte) error {
+	over, under, fraction := strings.Cut(string(text), "/")
+	n, err := strconv.ParseFloat(over, 64)
+	if err != nil || !fraction {
+		*s = Scale(n)
+		return err
+	}
+	d, err := strconv.ParseFloat(under, 64)
+	if d == 0 {
+		return cmp.Or(err, errors.New("division by 0"))
+	}
+	*s = Scale(n / d)
+	return err
 }
 
 type formatFile struct {

@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -281,7 +282,7 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 	in := &c.Input
 	*in = Input{
 		Name: f.Name, WireType: f.Wire.Type, WireLayout: f.Wire.Layout, TensorType: f.Tensor.Type, TensorLayout: f.Tensor.Layout,
-		Fit: f.Fit, Pad: f.Pad, Antialias: f.Antialias, ReverseChannels: f.ReverseChannels, Mean: f.Mean, Std: f.Std,
+		Fit: f.Fit, Pad: f.Pad, Antialias: f.Antialias, ReverseChannels: f.ReverseChannels || f.Colour == "bgr", Background: [3]uint8{255, 255, 255},
 	}
 	if !v.IsMap() {
 		return // already reported
@@ -298,9 +299,7 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 	if total := in.WireBytes(); total > maxRequestBytes {
 		v.Find("size").Reject("is %d bytes on the wire, want at most %d", total, maxRequestBytes)
 	}
-	if in.ReverseChannels && in.Channels == 1 {
-		v.Find("reverse_channels").Reject("is true, want false: there is one channel")
-	}
+	in.checkColours(v, f)
 
 	for key, n := range map[string]int{"mean": len(f.Mean), "std": len(f.Std), "pad": len(f.Pad)} {
 		if n > 0 && in.Channels > 0 && n != in.Channels {
@@ -312,24 +311,67 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 		v.Find("std").Reject("is set without mean, want both or neither")
 	case hasMean && !hasStd:
 		v.Find("mean").Reject("is set without std, want both or neither")
-	case hasMean && in.WireType == U8:
-		warnScale(v, f.Mean, f.Std)
+	case in.WireType == U8:
+		warnScale(v, f)
+	}
+	in.fold(f)
+}
+
+// checkColours checks what the channels are, and what is behind and between the values of pictures.
+func (in *Input) checkColours(v document.Value, f *inputFile) {
+	right := map[int]string{1: "grey", 3: "rgb or bgr"}[in.Channels]
+	switch {
+	case in.Channels == 0: // already reported
+	case f.Colour != "" && v.Has("reverse_channels"):
+		v.Find("colour").Reject("is set next to reverse_channels, want one of the two")
+	case f.Colour != "" && !strings.Contains(right, f.Colour):
+		v.Find("colour").Reject("is %s, want %s: size has %d channels", f.Colour, cmp.Or(right, "none"), in.Channels)
+	case f.ReverseChannels && in.Channels == 1:
+		v.Find("reverse_channels").Reject("is true, want false: there is one channel")
+	}
+	for i, level := range f.Background {
+		in.Background[i] = uint8(level)
+	}
+	if copy(in.Range[2-len(f.Range):], f.Range); len(f.Range) > 0 && in.Range[0] >= in.Range[1] {
+		v.Find("range").Reject("has black %d and white %d, want black below white", in.Range[0], in.Range[1])
+	}
+}
+
+// fold sets mean and std for values without scale.
+func (in *Input) fold(f *inputFile) {
+	in.Mean, in.Std = f.Mean, f.Std
+	if f.Scale == 1 {
+		return
+	}
+	in.Mean, in.Std = make([]float32, in.Channels), make([]float32, in.Channels)
+	for c := range in.Channels {
+		mean, std := float32(0), float32(1)
+		if len(f.Mean) == in.Channels && len(f.Std) == in.Channels {
+			mean, std = f.Mean[c], f.Std[c]
+		}
+		in.Mean[c], in.Std[c] = float32(float64(mean)/float64(f.Scale)), float32(float64(std)/float64(f.Scale))
 	}
 }
 
 // warnScale warns of a mean and std for pictures of 0 to 1, as PyTorch's have, if those on the wire have
-// bytes.
-func warnScale(v document.Value, mean, std []float32) {
+// bytes and no scale, and of the opposite.
+func warnScale(v document.Value, f *inputFile) {
+	mean, std := f.Mean, f.Std
 	within := func(values []float32) bool {
 		return !slices.ContainsFunc(values, func(x float32) bool { return x < -1 || x > 1 })
 	}
 	same := func(values []float32, all float32) bool {
 		return !slices.ContainsFunc(values, func(x float32) bool { return x != all })
 	}
-	switch {
+	switch white := 255 * float64(f.Scale); {
+	case len(mean) == 0:
+	case f.Scale != 1:
+		if most := slices.Max(mean); float64(most) > white {
+			v.Find("mean").Warn("has %v, and scale makes 0 to %.4g of a picture; want a mean of that, or no scale", most, white)
+		}
 	case !within(std) || same(std, 1) && (same(mean, 0) || !within(mean)):
 	case within(mean):
-		v.Find("std").Warn("is for pictures of 0 to 1, and requests of u8 have 0 to 255; want mean: %s and std: %s", inBytes(mean), inBytes(std))
+		v.Find("std").Warn("is for pictures of 0 to 1, and requests of u8 have 0 to 255; want scale: 1/255, or mean: %s and std: %s", inBytes(mean), inBytes(std))
 	default:
 		v.Find("std").Warn("is at most 1, so the tensor has up to %.4g; requests of u8 have 0 to 255, and (v - mean) is divided by std", (255-slices.Min(mean))/slices.Min(std))
 	}

@@ -238,7 +238,7 @@ func TestReadCardAllKeys(t *testing.T) {
 		Input: Input{
 			Name: "image", Height: 4, Width: 6, Channels: 3,
 			WireType: U8, WireLayout: HWC, TensorType: F32, TensorLayout: CHW, Fit: "letterbox",
-			ReverseChannels: true, Mean: []float32{1, 2.5, 3}, Std: []float32{1, 2, 4},
+			ReverseChannels: true, Mean: []float32{1, 2.5, 3}, Std: []float32{1, 2, 4}, Background: [3]uint8{255, 255, 255},
 		},
 		Outputs: []Tensor{{Name: "prob", Type: F32, Shape: []int64{3}}},
 		Batches: []int{1, 2, 4}, SLO: 25 * time.Millisecond, KneePercent: 30, Knees: []Knee{{1, 20}, {4, 30}}, Threads: 2,
@@ -263,9 +263,9 @@ func TestReadCardNames(t *testing.T) {
 
 func TestReadCardScale(t *testing.T) {
 	for _, c := range []struct{ mean, std, wire, want string }{
-		{"[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]", "u8", "card.yaml:12:8: input.std: is for pictures of 0 to 1, and requests of u8 have 0 to 255; want mean: [123.675, 116.28, 103.53] and std: [58.395, 57.12, 57.375]"},
-		{"[0.5, 0.5, 0.5]", "[1, 1, 1]", "u8", "want mean: [127.5, 127.5, 127.5] and std: [255, 255, 255]"},
-		{"[0, 0, 0]", "[0.5, 0.5, 0.5]", "u8", "want mean: [0, 0, 0] and std: [127.5, 127.5, 127.5]"},
+		{"[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]", "u8", "card.yaml:12:8: input.std: is for pictures of 0 to 1, and requests of u8 have 0 to 255; want scale: 1/255, or mean: [123.675, 116.28, 103.53] and std: [58.395, 57.12, 57.375]"},
+		{"[0.5, 0.5, 0.5]", "[1, 1, 1]", "u8", "want scale: 1/255, or mean: [127.5, 127.5, 127.5] and std: [255, 255, 255]"},
+		{"[0, 0, 0]", "[0.5, 0.5, 0.5]", "u8", "want scale: 1/255, or mean: [0, 0, 0] and std: [127.5, 127.5, 127.5]"},
 		{"[104, 117, 124]", "[0.017, 0.017, 0.017]", "u8", "so the tensor has up to 8882"},
 		{"[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]", "f32", ""},
 		{"[123.675, 116.28, 103.53]", "[58.395, 57.12, 57.375]", "u8", ""},
@@ -278,6 +278,29 @@ func TestReadCardScale(t *testing.T) {
 		must.OK(t, err)
 		if all := strings.Join(got.Warnings, "\n"); (all == "") != (c.want == "") || !strings.Contains(all, c.want) {
 			t.Errorf("mean %s, std %s of %s: got %q, want %q", c.mean, c.std, c.wire, all, c.want)
+		}
+	}
+}
+
+// Factors are in mean and std.
+func TestReadCardFold(t *testing.T) {
+	const values = "  mean: [1, 2.5, 3]\n  std: [1, 2, 4.0]\n"
+	for _, c := range []struct {
+		keys, warning string
+		mean, std     []float32
+	}{
+		{"  scale: 1/255\n", "", []float32{0, 0, 0}, []float32{255, 255, 255}},
+		{"  scale: 0.5\n  mean: [1, 2, 3]\n  std: [1, 2, 4]\n", "", []float32{2, 4, 6}, []float32{2, 4, 8}},
+		{"  scale: 1/255\n  mean: [0, 0, 0.2]\n  std: [0.5, 1, 1]\n", "", []float32{0, 0, 51}, []float32{127.5, 255, 255}},
+		{"  scale: 1/255\n  mean: [104, 117, 124]\n  std: [1, 1, 1]\n", "input.mean: has 124, and scale makes 0 to 1 of a picture; want a mean of that, or no scale", []float32{26520, 29835, 31620}, []float32{255, 255, 255}},
+	} {
+		got, err := read(t, folder(t), strings.Replace(card, values, c.keys, 1))
+		must.OK(t, err)
+		if !slices.Equal(got.Input.Mean, c.mean) || !slices.Equal(got.Input.Std, c.std) {
+			t.Errorf("%s: mean %v, std %v, want %v and %v", c.keys, got.Input.Mean, got.Input.Std, c.mean, c.std)
+		}
+		if all := strings.Join(got.Warnings, "\n"); (all == "") != (c.warning == "") || !strings.Contains(all, c.warning) {
+			t.Errorf("%s: got %q, want %q", c.keys, all, c.warning)
 		}
 	}
 }
@@ -332,7 +355,7 @@ func TestReadCardDefaults(t *testing.T) {
 	want := &Card{
 		Name: "own", Version: 1, Command: []string{filepath.Join(dir, "program"), "--fast"},
 		File: filepath.Join(dir, "card.yaml"), Dir: dir,
-		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW, Fit: "letterbox"},
+		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW, Fit: "letterbox", Background: [3]uint8{255, 255, 255}},
 		Outputs: []Tensor{{Name: "y", Type: F32, Shape: []int64{2, 2, 2}}},
 		Batches: []int{1, 2, 4, 8, 16, 32}, AutoBatches: true, SLO: time.Minute, Decoder: Decoder{Name: "raw", Params: map[string]any{}},
 		Lines: map[string]int{"batches": 1, "input.name": 5, "input.size": 5, "outputs[0].name": 8, "outputs[0].shape": 8},
@@ -494,6 +517,16 @@ var spoiledCards = []spoiled{
 	{"a wire without a layout", card, "{type: u8, layout: hwc}", "{type: u8}", `input.wire.layout: is missing`, false},
 	{"reversed in words", card, "reverse_channels: true", "reverse_channels: yes please", `input.reverse_channels: is "yes please", want true or false`, false},
 	{"one channel reversed", ownCard, "  wire:", "  reverse_channels: true\n  wire:", `reverse_channels: is true, want false`, true},
+	{"an unknown colour", card, "reverse_channels: true", "colour: rbg", `input.colour: is "rbg", want rgb, bgr or grey`, false},
+	{"both names of a colour", card, "  reverse", "  colour: bgr\n  reverse", `input.colour: is set next to reverse_channels, want one of the two`, true},
+	{"grey of three channels", card, "reverse_channels: true", "colour: grey", `input.colour: is grey, want rgb or bgr: size has 3 channels`, true},
+	{"colours of one channel", ownCard, "  wire:", "  colour: rgb\n  wire:", `input.colour: is rgb, want grey: size has 1 channels`, true},
+	{"a scale of nothing", card, "reverse_channels: true", "scale: 1/0", `input.scale: is "1/0", want a number or a fraction like 1/255 from 1e-6 to 1e6`, true},
+	{"a scale of words", card, "reverse_channels: true", "scale: small", `input.scale: is "small", want a number or a fraction`, false},
+	{"a negative scale", card, "reverse_channels: true", "scale: -1", `input.scale: is -1, want a number`, false},
+	{"a range of three", card, "reverse_channels: true", "range: [1, 2, 3]", `input.range: has 3 elements, want 1 to 2 (black, white)`, false},
+	{"white below black", card, "reverse_channels: true", "range: [900, 800]", `input.range: has black 900 and white 800, want black below white`, true},
+	{"a grey background", card, "reverse_channels: true", "background: [0]", `input.background: has 1 elements, want 3 (red, green, blue)`, false},
 	{"an unknown fit", card, "reverse_channels: true", "fit: squeeze", `input.fit: is "squeeze", want letterbox, stretch, crop or left`, false},
 	{"a colour of two channels", card, "reverse_channels: true", "pad: [1, 2]", `input.pad: has 2 elements, want 3, one per channel`, true},
 	{"a colour too bright", card, "reverse_channels: true", "pad: [1, 2, 256]", `input.pad[2]: is 256, want an integer from 0 to 255`, false},

@@ -31,12 +31,26 @@ func (c *Card) Keys() map[string]any {
 }
 
 func (in *Input) keys() map[string]any {
-	return written(map[string]any{
+	keys := map[string]any{
 		"name": in.Name, "size": []int{in.Height, in.Width, in.Channels}, "fit": in.Fit, "pad": in.Pad, "antialias": in.Antialias,
-		"wire":             map[string]any{"type": in.WireType, "layout": in.WireLayout},
-		"tensor":           map[string]any{"type": in.TensorType, "layout": in.TensorLayout},
-		"reverse_channels": in.ReverseChannels, "mean": in.Mean, "std": in.Std,
-	})
+		"wire":       map[string]any{"type": in.WireType, "layout": in.WireLayout},
+		"tensor":     map[string]any{"type": in.TensorType, "layout": in.TensorLayout},
+		"background": []int{int(in.Background[0]), int(in.Background[1]), int(in.Background[2])}, "mean": in.Mean, "std": in.Std,
+	}
+	if in.Range[1] > 0 {
+		keys["range"] = in.Range
+	}
+	switch {
+	case !in.IsPicture():
+		keys["reverse_channels"] = in.ReverseChannels
+	case in.Channels == 1:
+		keys["colour"] = "grey"
+	case in.ReverseChannels:
+		keys["colour"] = "bgr"
+	default:
+		keys["colour"] = "rgb"
+	}
+	return written(keys)
 }
 
 func tensorKeys(tensors []Tensor) (list []map[string]any) {

@@ -27,7 +27,7 @@ func (p *pictures) sample(image []byte, req device.Request, ordered []shm.Fragme
 	}
 	if p.sampler == nil {
 		var err error
-		if p.sampler, err = sampling.New(*p.in, sampling.Options{Area: p.in.Antialias, Background: [3]uint8{255, 255, 255}}); err != nil {
+		if p.sampler, err = sampling.New(*p.in); err != nil {
 			return err
 		}
 	}

@@ -77,7 +77,7 @@ func TestGatherPictures(t *testing.T) {
 		must.OK(t, err)
 		got, want := devicetest.Aligned(in.TensorBytes()), make([]byte, in.TensorBytes())
 		must.OK(t, d.Gather(0, device.HostBuffer(got), []device.Request{req}, make([]bool, 1)))
-		s, err := sampling.New(in, sampling.Options{Area: in.Antialias, Background: [3]uint8{255, 255, 255}})
+		s, err := sampling.New(in)
 		must.OK(t, err)
 		must.OK(t, s.Sample(want, p, sampling.Fit(&in, p.Width, p.Height), contiguous(data)))
 		if !bytes.Equal(got, want) {

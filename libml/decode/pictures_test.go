@@ -55,7 +55,7 @@ func TestDetectNV12(t *testing.T) {
 	// As a photo: in RGB first, then resized, then mapped back.
 	whole := image.Rect(0, 0, p.Width, p.Height)
 	rgb := models.Input{Height: p.Height, Width: p.Width, Channels: 3, TensorType: models.U8, TensorLayout: models.HWC}
-	sampler := must.Get(sampling.New(rgb, sampling.Options{}))(t)
+	sampler := must.Get(sampling.New(rgb))(t)
 	pixels := make([]byte, rgb.TensorBytes())
 	must.OK(t, sampler.Sample(pixels, p, sampling.Region{Part: whole, Inside: whole}, contiguous(data)))
 	photo := image.NewRGBA(whole)

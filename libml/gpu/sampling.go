@@ -61,7 +61,7 @@ const (
 )
 
 // newSamplingHead returns what all pictures of an input have in common. It has one or three channels.
-func newSamplingHead(in *models.Input, o sampling.Options) samplingHead {
+func newSamplingHead(in *models.Input) samplingHead {
 	pixels := uint32(in.Width * in.Height)
 	h := samplingHead{Width: uint32(in.Width), Height: uint32(in.Height), Channels: uint32(in.Channels), Stride: 1}
 	switch in.TensorType {
@@ -100,13 +100,13 @@ func newSamplingHead(in *models.Input, o sampling.Options) samplingHead {
 		case len(in.Pad) > 0:
 			h.Pad[k] = float32(in.Pad[0])
 		}
-		h.Background[k] = float32(o.Background[k])
+		h.Background[k] = float32(in.Background[k])
 	}
 	return h
 }
 
 // newSamplingPicture describes the picture at an address of device memory.
-func newSamplingPicture(in *models.Input, o sampling.Options, picture wire.Picture, r sampling.Region, at cuda.Pointer, index int) (samplingPicture, error) {
+func newSamplingPicture(in *models.Input, picture wire.Picture, r sampling.Region, at cuda.Pointer, index int) (samplingPicture, error) {
 	if _, err := picture.Bytes(); err != nil {
 		return samplingPicture{}, fmt.Errorf("sample picture: %w", err)
 	}
@@ -121,8 +121,8 @@ func newSamplingPicture(in *models.Input, o sampling.Options, picture wire.Pictu
 	}
 	p := samplingPicture{
 		At: uint64(at), Image: uint16(index), Row: row, ColourRow: row,
-		Across: newSamplingAxis(r.Part.Min.X, r.Part.Dx(), picture.Width, r.Inside.Min.X, r.Inside.Dx(), o.Area),
-		Down:   newSamplingAxis(r.Part.Min.Y, r.Part.Dy(), picture.Height, r.Inside.Min.Y, r.Inside.Dy(), o.Area),
+		Across: newSamplingAxis(r.Part.Min.X, r.Part.Dx(), picture.Width, r.Inside.Min.X, r.Inside.Dx(), in.Antialias),
+		Down:   newSamplingAxis(r.Part.Min.Y, r.Part.Dy(), picture.Height, r.Inside.Min.Y, r.Inside.Dy(), in.Antialias),
 		Pixel:  uint8(l.Samples), Colour: uint8(l.Samples), Kind: samplesYUV,
 	}
 	luma := row * uint32(picture.Height)
@@ -144,13 +144,13 @@ func newSamplingPicture(in *models.Input, o sampling.Options, picture wire.Pictu
 	case wire.FormatYUYV:
 		p.Plane, p.Colour, p.Half = [3]uint32{0, 1, 3}, 4, 1
 	default:
-		p.setSamples(l, o)
+		p.setSamples(in, l)
 	}
 	return p, nil
 }
 
 // setSamples describes grey and Bayer samples.
-func (p *samplingPicture) setSamples(l wire.PictureLayout, o sampling.Options) {
+func (p *samplingPicture) setSamples(in *models.Input, l wire.PictureLayout) {
 	p.Kind, p.Bits, p.Pitch, p.BayerOrder = samplesGrey, uint8(l.Bits), uint8((l.Bits+7)/8*8), uint8(l.Order)
 	if l.Bayer {
 		p.Kind = samplesBayer
@@ -161,10 +161,7 @@ func (p *samplingPicture) setSamples(l wire.PictureLayout, o sampling.Options) {
 	if l.Packing == wire.HighFirst {
 		p.Pitch, p.HighFirst = 12, 1
 	}
-	low, high := o.Low, o.High
-	if high == 0 || l.Bits == 8 {
-		low, high = 0, 1<<l.Bits-1
-	}
+	low, high := sampling.SampleRange(in, l)
 	p.Low, p.Scale = uint16(low), 255/float32(high-low)
 }
 

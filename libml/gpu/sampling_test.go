@@ -90,14 +90,14 @@ func values(in *models.Input, tensor []byte) (out []float64) {
 }
 
 // samplePTX samples pictures into one tensor by the kernel in the interpreter.
-func samplePTX(in *models.Input, o sampling.Options, pictures []sampled) ([]byte, error) {
+func samplePTX(in *models.Input, pictures []sampled) ([]byte, error) {
 	kernel, err := parsed("sample")
 	if err != nil {
 		return nil, err
 	}
 	tensor := bytes.Repeat([]byte{0xa5}, len(pictures)*in.TensorBytes())
 	regions := []region{{at: tensorAt, bytes: tensor}}
-	head := newSamplingHead(in, o)
+	head := newSamplingHead(in)
 	head.Tensor, head.Pictures = tensorAt, uint32(len(pictures))
 	parameter, err := binary.Append(nil, binary.LittleEndian, head)
 	if err != nil {
@@ -106,7 +106,7 @@ func samplePTX(in *models.Input, o sampling.Options, pictures []sampled) ([]byte
 	for i, p := range pictures {
 		at := uint64(slabAt + i<<32 + 1) // any alignment
 		regions = append(regions, region{at: at, bytes: p.bytes, readOnly: true})
-		described, err := newSamplingPicture(in, o, p.Picture, p.region, cuda.Pointer(at), i)
+		described, err := newSamplingPicture(in, p.Picture, p.region, cuda.Pointer(at), i)
 		if err != nil {
 			return nil, err
 		}
@@ -134,13 +134,13 @@ func TestPTXSample(t *testing.T) {
 		in := models.Input{
 			Width: 1 + random.IntN(30), Height: 1 + random.IntN(20), Channels: 3 - round/6%2*2, WireType: models.U8, WireLayout: models.HWC,
 			TensorType: types[round%3], TensorLayout: layouts[round/3%2], ReverseChannels: random.IntN(2) == 0, Pad: []int{114, 7, 200},
+			Antialias: round%2 == 0, Background: [3]uint8{10, 100, 250},
 		}
 		if in.TensorType != models.U8 && random.IntN(2) == 0 {
 			in.Mean, in.Std = []float32{123.675, 116.28, 103.53}[:in.Channels], []float32{58.395, 57.12, 57.375}[:in.Channels]
 		}
-		o := sampling.Options{Area: round%2 == 0, Background: [3]uint8{10, 100, 250}}
 		if random.IntN(2) == 0 {
-			o.Low, o.High = 60, 900
+			in.Range = [2]int{60, 900}
 		}
 		var pictures []sampled
 		for i := range 8 {
@@ -151,15 +151,15 @@ func TestPTXSample(t *testing.T) {
 		if in.TensorType == models.U8 {
 			most = 1 // rounded after that
 		}
-		tensor, err := samplePTX(&in, o, pictures)
+		tensor, err := samplePTX(&in, pictures)
 		must.OK(t, err)
-		s := must.Get(sampling.New(in, o))(t)
+		s := must.Get(sampling.New(in))(t)
 		for i := range pictures {
 			p := &pictures[i]
 			want := make([]byte, in.TensorBytes())
 			must.OK(t, s.Sample(want, p.Picture, p.region, p))
 			if err := near(values(&in, tensor[i*len(want):][:len(want)]), values(&in, want), most); err != nil {
-				t.Errorf("%+v of %+v to %+v, %+v: %v", p.region, p.Picture, in, o, err)
+				t.Errorf("%+v of %+v to %+v: %v", p.region, p.Picture, in, err)
 			}
 		}
 	}
@@ -179,10 +179,10 @@ func near(got, want []float64, most float64) error {
 func TestPTXSampleMemory(t *testing.T) {
 	in := models.Input{Width: 8, Height: 8, Channels: 3, TensorType: models.F32, TensorLayout: models.CHW}
 	p := sampled{Picture: wire.Picture{Format: wire.FormatRGB8, Width: 8, Height: 8}, region: sampling.Fit(&in, 8, 8), bytes: make([]byte, 8*8*3)}
-	_, err := samplePTX(&in, sampling.Options{}, []sampled{p})
+	_, err := samplePTX(&in, []sampled{p})
 	must.OK(t, err)
 	p.bytes = p.bytes[:len(p.bytes)-1]
-	if _, err := samplePTX(&in, sampling.Options{}, []sampled{p}); !errors.Is(err, errAccess) {
+	if _, err := samplePTX(&in, []sampled{p}); !errors.Is(err, errAccess) {
 		t.Errorf("a picture without its last byte: %v, want %v", err, errAccess)
 	}
 }
@@ -200,7 +200,7 @@ func TestSamplingRefusals(t *testing.T) {
 		"beyond tensor":  {wire.Picture{Format: wire.FormatRGB8, Width: 8, Height: 8}, sampling.Region{Part: whole, Inside: whole.Inset(-1)}},
 		"nothing":        {wire.Picture{Format: wire.FormatRGB8, Width: 8, Height: 8}, sampling.Region{Inside: whole}},
 	} {
-		if _, err := newSamplingPicture(&in, sampling.Options{}, c.picture, c.region, slabAt, 0); err == nil {
+		if _, err := newSamplingPicture(&in, c.picture, c.region, slabAt, 0); err == nil {
 			t.Errorf("%s is not refused", name)
 		}
 	}

@@ -123,7 +123,7 @@ func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 	if size.Channels != 1 && size.Channels != 3 {
 		panic(fmt.Sprintf("picture: %d channels", size.Channels))
 	}
-	in := models.Input{Height: size.Height, Width: size.Width, Channels: size.Channels, TensorType: models.U8, TensorLayout: models.HWC, Fit: string(fit.Way), Antialias: fit.Antialias}
+	in := models.Input{Height: size.Height, Width: size.Width, Channels: size.Channels, TensorType: models.U8, TensorLayout: models.HWC, Fit: string(fit.Way), Antialias: fit.Antialias, Background: [3]uint8{255, 255, 255}}
 	in.Pad = []int{int(fit.Pad.R), int(fit.Pad.G), int(fit.Pad.B)}
 	if size.Channels == 1 {
 		in.Pad = []int{int(color.GrayModel.Convert(fit.Pad).(color.Gray).Y)}
@@ -144,7 +144,7 @@ func sampled(photo image.Image, in models.Input, region sampling.Region) []byte 
 	if v.orientation >= 5 {
 		in.Width, in.Height = in.Height, in.Width
 	}
-	sampler, err := sampling.New(in, sampling.Options{Area: in.Antialias, Background: [3]uint8{255, 255, 255}})
+	sampler, err := sampling.New(in)
 	pixels := make([]byte, in.TensorBytes())
 	if err == nil {
 		err = sampler.Sample(pixels, from.shape, region, from)

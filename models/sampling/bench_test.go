@@ -15,7 +15,7 @@ func BenchmarkLetterbox1080p(b *testing.B) {
 		b.Run(f.String(), func(b *testing.B) {
 			p, data := randomPicture(f, 1920, 1080, 1)
 			from := bytesOf(data)
-			s := must.Get(New(in, Options{}))(b)
+			s := must.Get(New(in))(b)
 			tensor := make([]byte, in.TensorBytes())
 			region := Region{image.Rect(0, 0, 1920, 1080), image.Rect(0, 140, 640, 500)}
 			for b.Loop() {

@@ -45,8 +45,6 @@ func newReader(f wire.PictureFormat, l wire.PictureLayout, background [3]uint8, 
 		fraction = greyFraction
 	case l.Bits > levelBits:
 		fraction = bayerFraction
-	default:
-		low, high = 0, 255
 	}
 	scale := newScale(low, high, fraction)
 	if !l.Bayer {

@@ -35,14 +35,14 @@ func sample(l wire.PictureLayout, row []byte, i int) float64 {
 }
 
 // naive returns the levels of red, green and blue of a pixel, by the formats' definitions.
-func naive(p wire.Picture, data []byte, x, y int, o Options) [3]float64 {
+func naive(p wire.Picture, data []byte, x, y int, in models.Input) [3]float64 {
 	l, _ := p.Format.Layout()
 	stride, height := p.Stride, p.Height
 	row := data[y*stride:]
 	high := float64(int(1)<<l.Bits - 1)
 	low := 0.0
-	if l.Bits > 8 && o.High > 0 {
-		low, high = float64(o.Low), float64(o.High)
+	if l.Bits > 8 && in.Range[1] > 0 {
+		low, high = float64(in.Range[0]), float64(in.Range[1])
 	}
 	level := func(v float64) float64 { return min(max((v-low)*255/(high-low), 0), 255) }
 	yuv := func(y, u, v byte) [3]float64 {
@@ -59,7 +59,7 @@ func naive(p wire.Picture, data []byte, x, y int, o Options) [3]float64 {
 		alpha := float64(row[4*x+3]) / 255
 		var out [3]float64
 		for c := range out {
-			out[c] = alpha*float64(row[4*x+c]) + (1-alpha)*float64(o.Background[c])
+			out[c] = alpha*float64(row[4*x+c]) + (1-alpha)*float64(in.Background[c])
 		}
 		return out
 	case wire.FormatNV12:
@@ -122,9 +122,9 @@ func TestDefinition(t *testing.T) {
 		in := input(rapid.IntRange(1, 40).Draw(t, "to width"), rapid.IntRange(1, 40).Draw(t, "to height"), channels)
 		in.TensorLayout = rapid.SampledFrom([]models.Layout{models.HWC, models.CHW}).Draw(t, "layout")
 		in.ReverseChannels = rapid.Bool().Draw(t, "reverse")
-		o := Options{Area: rapid.Bool().Draw(t, "area"), Background: [3]uint8{10, 200, 30}}
+		in.Antialias, in.Background = rapid.Bool().Draw(t, "area"), [3]uint8{10, 200, 30}
 		if rapid.Bool().Draw(t, "range") {
-			o.Low, o.High = 100, 900
+			in.Range = [2]int{100, 900}
 		}
 		part := func(limit int, name string) (int, int) {
 			a := rapid.IntRange(0, limit-1).Draw(t, name)
@@ -135,7 +135,7 @@ func TestDefinition(t *testing.T) {
 		r.Part.Min.Y, r.Part.Max.Y = part(height, "part y")
 		r.Inside.Min.X, r.Inside.Max.X = part(in.Width, "inside x")
 		r.Inside.Min.Y, r.Inside.Max.Y = part(in.Height, "inside y")
-		got, err := tensorOf(in, o, p, r, bytesOf(data))
+		got, err := tensorOf(in, p, r, bytesOf(data))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestDefinition(t *testing.T) {
 			for x := range in.Width {
 				var want [3]float64
 				if (image.Point{x, y}).In(r.Inside) {
-					want = resampled(p, data, x-r.Inside.Min.X, y-r.Inside.Min.Y, r, o)
+					want = resampled(p, data, x-r.Inside.Min.X, y-r.Inside.Min.Y, r, in)
 				}
 				for c := range channels {
 					v, field := 0.0, c
@@ -169,14 +169,14 @@ func TestDefinition(t *testing.T) {
 }
 
 // resampled returns a pixel of the result.
-func resampled(p wire.Picture, data []byte, x, y int, r Region, o Options) (out [3]float64) {
+func resampled(p wire.Picture, data []byte, x, y int, r Region, in models.Input) (out [3]float64) {
 	type tap struct {
 		at     int
 		weight float64
 	}
 	taps := func(i, begin, length, count, limit int) (all []tap) {
 		step := float64(length) / float64(count)
-		if o.Area && step > 1 {
+		if in.Antialias && step > 1 {
 			from, to := float64(begin)+float64(i)*step, float64(begin)+float64(i+1)*step
 			for at := int(from); at < limit; at++ {
 				if covered := min(to, float64(at+1)) - max(from, float64(at)); covered > 0 {
@@ -191,7 +191,7 @@ func resampled(p wire.Picture, data []byte, x, y int, r Region, o Options) (out 
 	}
 	for _, v := range taps(y, r.Part.Min.Y, r.Part.Dy(), r.Inside.Dy(), p.Height) {
 		for _, h := range taps(x, r.Part.Min.X, r.Part.Dx(), r.Inside.Dx(), p.Width) {
-			pixel := naive(p, data, h.at, v.at, o)
+			pixel := naive(p, data, h.at, v.at, in)
 			for c := range out {
 				out[c] += v.weight * h.weight * pixel[c]
 			}
@@ -206,7 +206,7 @@ func TestTypes(t *testing.T) {
 	for _, typ := range []models.DType{models.U8, models.F16, models.F32} {
 		in := input(4, 4, 1)
 		in.TensorType = typ
-		s := must.Get(New(in, Options{}))(t)
+		s := must.Get(New(in))(t)
 		tensor := make([]byte, in.TensorBytes())
 		must.OK(t, s.Sample(tensor, p, region, bytesOf(data)))
 		for i, want := range data {
@@ -217,7 +217,7 @@ func TestTypes(t *testing.T) {
 			case models.F16:
 				got = wire.HalfToFloat(uint16(tensor[2*i]) | uint16(tensor[2*i+1])<<8)
 			default:
-				got = must.Get(tensorOf(in, Options{}, p, region, bytesOf(data)))(t)[i]
+				got = must.Get(tensorOf(in, p, region, bytesOf(data)))(t)[i]
 			}
 			if got != float32(want) {
 				t.Errorf("%s: level %d is %v", typ, want, got)
@@ -227,7 +227,7 @@ func TestTypes(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	s := must.Get(New(input(8, 8, 3), Options{}))(t)
+	s := must.Get(New(input(8, 8, 3)))(t)
 	whole := image.Rect(0, 0, 8, 8)
 	for name, c := range map[string]struct {
 		p wire.Picture

@@ -17,21 +17,9 @@ type Source interface {
 	Bytes(plane, place, count int) []byte
 }
 
-// Options are what a card says beside its input.
-type Options struct {
-	// Area: a result is the mean of the pixels that it covers, if there are several.
-	Area bool
-	// Background is behind transparent pixels.
-	Background [3]uint8
-	// Low and High are the samples of black and white, in pictures of more than 8 bits. If both are 0, they are the first and the last
-	// that a format has.
-	Low, High int
-}
-
 // Sampler makes images of a batch tensor. Only one goroutine may use it at a time.
 type Sampler struct {
 	in       models.Input
-	options  Options
 	channels []channel
 	plan     plan // of the last shape of picture
 
@@ -45,11 +33,11 @@ type channel struct {
 }
 
 // New returns a sampler for an input of one or three channels.
-func New(in models.Input, o Options) (*Sampler, error) {
+func New(in models.Input) (*Sampler, error) {
 	if in.Channels != 1 && in.Channels != 3 {
 		return nil, fmt.Errorf("sample pictures: the tensor has %d channels, want 1 or 3", in.Channels)
 	}
-	s := &Sampler{in: in, options: o}
+	s := &Sampler{in: in}
 	for c := range in.Channels {
 		to := channel{field: uint(c), factor: 1}
 		if in.ReverseChannels {
@@ -185,11 +173,8 @@ func (p *plan) set(s *Sampler, picture wire.Picture, region Region) error {
 	}
 	*p = plan{picture: picture, region: region}
 	p.layout, _ = picture.Format.Layout()
-	low, high := s.options.Low, s.options.High
-	if high == 0 {
-		low, high = 0, 1<<p.layout.Bits-1
-	}
-	reader, fraction := newReader(picture.Format, p.layout, s.options.Background, low, high)
+	low, high := SampleRange(&s.in, p.layout)
+	reader, fraction := newReader(picture.Format, p.layout, s.in.Background, low, high)
 	p.read, p.fields, p.mask = reader, 1, math.MaxUint64
 	bits := uint(fieldBits - levelBits)
 	if p.layout.Bayer || picture.Format < wire.FormatGrey8 {
@@ -197,8 +182,8 @@ func (p *plan) set(s *Sampler, picture wire.Picture, region Region) error {
 		bits -= fraction
 	}
 	width, height := region.Inside.Dx(), region.Inside.Dy()
-	p.across = newAxis(float64(region.Part.Min.X), float64(region.Part.Dx()), width, picture.Width, s.options.Area, bits)
-	p.down = newAxis(float64(region.Part.Min.Y), float64(region.Part.Dy()), height, picture.Height, s.options.Area, downBits)
+	p.across = newAxis(float64(region.Part.Min.X), float64(region.Part.Dx()), width, picture.Width, s.in.Antialias, bits)
+	p.down = newAxis(float64(region.Part.Min.Y), float64(region.Part.Dy()), height, picture.Height, s.in.Antialias, downBits)
 	p.levelFactor = 1 / float32(uint64(1)<<(fraction+bits+downBits))
 	p.pixels = make([]uint64, len(p.across.at))
 	for i := range p.sampled {
@@ -213,6 +198,14 @@ func (p *plan) set(s *Sampler, picture wire.Picture, region Region) error {
 		p.sums[c] = make([]uint64, width)
 	}
 	return nil
+}
+
+// SampleRange returns the samples of black and white in pictures of a layout.
+func SampleRange(in *models.Input, l wire.PictureLayout) (low, high int) {
+	if in.Range[1] == 0 || l.Bits <= levelBits {
+		return 0, 1<<l.Bits - 1
+	}
+	return in.Range[0], in.Range[1]
 }
 
 // forget drops the rows of the picture before.

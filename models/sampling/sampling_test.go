@@ -42,8 +42,8 @@ func randomPicture(f wire.PictureFormat, width, height int, seed uint64) (wire.P
 	return p, data
 }
 
-func tensorOf(in models.Input, o Options, p wire.Picture, r Region, from Source) ([]float32, error) {
-	s, err := New(in, o)
+func tensorOf(in models.Input, p wire.Picture, r Region, from Source) ([]float32, error) {
+	s, err := New(in)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,9 @@ func TestOpenCV(t *testing.T) {
 			must.OK(t, json.NewEncoder(&queries).Encode(q))
 			all = append(all, q)
 			region := Region{image.Rect(0, 0, c.width, c.height), image.Rect(0, 0, c.toWidth, c.toHeight)}
-			got[q.Result] = must.Get(tensorOf(input(c.toWidth, c.toHeight, 3), Options{Area: c.area}, p, region, bytesOf(data)))(t)
+			in := input(c.toWidth, c.toHeight, 3)
+			in.Antialias = c.area
+			got[q.Result] = must.Get(tensorOf(in, p, region, bytesOf(data)))(t)
 		}
 	}
 	cmd := exec.CommandContext(t.Context(), python, "testdata/opencv.py")

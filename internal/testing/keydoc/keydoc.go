@@ -203,7 +203,9 @@ func scalar(t reflect.Type, k document.Key) object {
 		s["type"] = "boolean"
 	case isInteger, reflect.Zero(t).CanFloat():
 		s["type"] = "integer"
-		if !isInteger {
+		if isText {
+			s["type"] = []string{"number", "string"}
+		} else if !isInteger {
 			s["type"] = "number"
 		}
 		for tag, name := range map[string]string{"min": "minimum", "max": "maximum"} {
