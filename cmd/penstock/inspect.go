@@ -123,16 +123,9 @@ func parseSize(text string) (size []int64, err error) {
 
 // parseNumber reads a number or a fraction, like 1/255.
 func parseNumber(text string) (float64, error) {
-	over, under, fraction := strings.Cut(strings.TrimSpace(text), "/")
-	n, err := strconv.ParseFloat(over, 64)
-	if err != nil || !fraction {
-		return n, err
-	}
-	d, err := strconv.ParseFloat(under, 64)
-	if err == nil && d == 0 {
-		err = errors.New("division by 0")
-	}
-	return n / d, err
+	var n models.Scale
+	err := n.UnmarshalText([]byte(strings.TrimSpace(text)))
+	return float64(n), err
 }
 
 // parseNumbers reads numbers above a bound, one or one per channel.

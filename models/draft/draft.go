@@ -5,7 +5,9 @@
 package draft
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -43,9 +45,10 @@ type Card struct {
 
 // picked is what is known of a picture: how the model wants its values.
 type picked struct {
-	mean, std []float64 // of values from 0 to 255; empty if they are taken as they are
-	reverse   bool
-	why       string // empty for what an operator said
+	colour    string
+	scale     float64
+	mean, std []float64 // one per channel; empty if scale says all
+	why       string    // empty for what an operator said
 }
 
 // Write drafts the card of a model with this file name. took is how long a run of one image takes.
@@ -109,25 +112,16 @@ func (w *writer) values() (p picked, known bool, err error) {
 	if given && !w.picture {
 		return p, false, fmt.Errorf("--scale, --mean, --std and --colour are for pictures, and the model takes %s", describe(w.model.Inputs))
 	}
-	scale, mean, std := 1.0, []float64{0}, []float64{1}
+	if !w.picture {
+		return p, false, nil
+	}
+	p = picked{colour: cmp.Or(o.Colour, "rgb"), scale: cmp.Or(o.Scale, 1), mean: o.Mean, std: o.Std}
 	switch {
 	case given:
-		if o.Scale != 0 {
-			scale = o.Scale
-		}
-		if len(o.Mean) > 0 {
-			mean = o.Mean
-		}
-		if len(o.Std) > 0 {
-			std = o.Std
-		}
-		p.reverse = o.Colour == "bgr"
-	case !w.picture:
-		return p, false, nil
 	case w.model.Metadata["task"] != "" && w.model.Metadata["stride"] != "":
-		scale, p.why = 1.0/255, "0 to 1 in RGB, as models with this metadata take"
+		p.scale, p.why = 1.0/255, "0 to 1 in RGB, as models with this metadata take"
 	case w.model.Metadata["character"] != "":
-		scale, mean, std, p.reverse, p.why = 1.0/255, []float64{0.5}, []float64{0.5}, true, "-1 to 1 in BGR, as models that read text take"
+		p = picked{"bgr", 1.0 / 255, []float64{0.5}, []float64{0.5}, "-1 to 1 in BGR, as models that read text take"}
 	case w.observed.Inputs[0].Type == "u8":
 		p.why = "bytes in RGB as they are"
 	default:
@@ -135,20 +129,22 @@ func (w *writer) values() (p picked, known bool, err error) {
 	}
 
 	channels := int(w.size()[2])
-	p.reverse = p.reverse && channels == 3
-	for _, list := range []*[]float64{&mean, &std} {
+	if channels == 1 {
+		p.colour = "grey"
+	}
+	if len(p.mean) == 0 && len(p.std) == 0 {
+		return p, true, nil
+	}
+	for list, otherwise := range map[*[]float64]float64{&p.mean: 0, &p.std: 1} {
+		if len(*list) == 0 {
+			*list = []float64{otherwise}
+		}
 		if len(*list) == 1 {
 			*list = slices.Repeat(*list, channels)
 		}
 		if len(*list) != channels {
 			return p, false, fmt.Errorf("--mean and --std: %d numbers, want 1 or %d, one per channel", len(*list), channels)
 		}
-	}
-	for c := range channels {
-		p.mean, p.std = append(p.mean, mean[c]/scale), append(p.std, std[c]/scale)
-	}
-	if !slices.ContainsFunc(p.mean, func(v float64) bool { return v != 0 }) && !slices.ContainsFunc(p.std, func(v float64) bool { return v != 1 }) {
-		p.mean, p.std = nil, nil
 	}
 	return p, true, nil
 }
@@ -185,16 +181,22 @@ func (w *writer) writePicture(p picked, known bool, f family) {
 		w.line("  pad: [114, 114, 114]")
 	}
 	if known {
-		w.line("  wire: {type: u8, layout: hwc} # RGB")
+		w.line("  wire: {type: u8, layout: hwc}")
 	} else {
 		w.line("  wire: {type: %s, layout: %s} # as the tensor, because the file does not say how pictures become it", in.Type, layout)
 	}
 	w.line("  tensor: {type: %s, layout: %s}", in.Type, layout)
-	if p.reverse {
-		w.line("  reverse_channels: true%s", guess(p.why))
+	if !known {
+		return
+	}
+	w.line("  colour: %s%s", p.colour, guess(p.why))
+	if over := math.Round(1 / p.scale); p.scale != 1 && 1/over == p.scale {
+		w.line("  scale: 1/%.0f", over)
+	} else if p.scale != 1 {
+		w.line("  scale: %s", numbers([]float64{p.scale}))
 	}
 	if p.mean != nil {
-		w.line("  mean: [%s]%s", numbers(p.mean), guess(p.why))
+		w.line("  mean: [%s]", numbers(p.mean))
 		w.line("  std: [%s]", numbers(p.std))
 	}
 }

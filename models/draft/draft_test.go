@@ -42,10 +42,10 @@ input:
   size: [320, 320, 3] # height, width, channels
   fit: letterbox # guess: as models of this family are trained
   pad: [114, 114, 114]
-  wire: {type: u8, layout: hwc} # RGB
+  wire: {type: u8, layout: hwc}
   tensor: {type: f32, layout: chw}
-  mean: [0, 0, 0] # guess: 0 to 1 in RGB, as models with this metadata take
-  std: [255, 255, 255]
+  colour: rgb # guess: 0 to 1 in RGB, as models with this metadata take
+  scale: 1/255
 outputs:
   - {name: output0, shape: [7, 2100]}
 slo: 250ms # guess: a run of one image took 19ms here
@@ -79,12 +79,12 @@ func TestWriteLines(t *testing.T) {
 	}{
 		"nothing known":      {&picture320, observed(pictures, y("f32", 10)), Options{}, []string{"wire: {type: f32, layout: chw}", "decoder: {name: raw}"}, "does not say how pictures become its tensor or what its outputs mean; for decoded answers give what is right, like --scale 1/255 --colour rgb --decoder classes"},
 		"family by shape":    {&picture320, observed(pictures, y("f32", 84, 2100)), Options{}, []string{"decoder: {name: raw}"}, "like --scale 1/255 --colour rgb --decoder yolo"},
-		"scale given":        {&picture320, observed(pictures, y("f32", 84, 2100)), Options{Scale: 1.0 / 255}, []string{"wire: {type: u8, layout: hwc}", "std: [255, 255, 255]\n", "decoder: {name: yolo} # guess: the output has a row per cell"}, ""},
-		"mean and std":       {&picture320, observed(pictures, y("f32", 3)), Options{Scale: 1.0 / 255, Mean: []float64{0.485, 0.456, 0.406}, Std: []float64{0.229, 0.224, 0.225}, Decoder: "classes"}, []string{"mean: [123.675, 116.28, 103.53]\n", "std: [58.395, 57.12, 57.375]\n", "decoder: {name: classes, activation: softmax}\n"}, ""},
-		"mean without scale": {&picture320, observed(pictures, y("f32", 3)), Options{Mean: []float64{127.5}, Std: []float64{127.5}, Colour: "bgr"}, []string{"reverse_channels: true\n", "mean: [127.5, 127.5, 127.5]\n"}, "does not say what its outputs mean; for decoded answers give what is right, like --decoder classes"},
-		"colour alone":       {&picture320, observed(pictures, y("f32", 3)), Options{Colour: "rgb", Decoder: "classes"}, []string{"wire: {type: u8, layout: hwc}", "layout: chw}\noutputs:"}, ""},
+		"scale given":        {&picture320, observed(pictures, y("f32", 84, 2100)), Options{Scale: 1.0 / 255}, []string{"wire: {type: u8, layout: hwc}", "colour: rgb\n  scale: 1/255\n", "decoder: {name: yolo} # guess: the output has a row per cell"}, ""},
+		"mean and std":       {&picture320, observed(pictures, y("f32", 3)), Options{Scale: 1.0 / 255, Mean: []float64{0.485, 0.456, 0.406}, Std: []float64{0.229, 0.224, 0.225}, Decoder: "classes"}, []string{"scale: 1/255\n  mean: [0.485, 0.456, 0.406]\n  std: [0.229, 0.224, 0.225]\n", "decoder: {name: classes, activation: softmax}\n"}, ""},
+		"mean without scale": {&picture320, observed(pictures, y("f32", 3)), Options{Mean: []float64{127.5}, Std: []float64{127.5}, Colour: "bgr"}, []string{"colour: bgr\n  mean: [127.5, 127.5, 127.5]\n"}, "does not say what its outputs mean; for decoded answers give what is right, like --decoder classes"},
+		"colour alone":       {&picture320, observed(pictures, y("f32", 3)), Options{Colour: "rgb", Decoder: "classes"}, []string{"wire: {type: u8, layout: hwc}", "layout: chw}\n  colour: rgb\noutputs:"}, ""},
 		"batch on axis 1":    {&picture320, observed(pictures, Output{Name: "out", Type: "f32", Shape: []int64{20, 37}, Axis: 1}), Options{}, []string{"{name: out, shape: [20, 37], batch_axis: 1}"}, "like --scale 1/255 --colour rgb --decoder"},
-		"bytes":              {&u8, observed(bytes, y("f32", 3)), Options{Decoder: "embedding"}, []string{"tensor: {type: u8, layout: chw}\noutputs:", "decoder: {name: embedding}\n"}, ""},
+		"bytes":              {&u8, observed(bytes, y("f32", 3)), Options{Decoder: "embedding"}, []string{"tensor: {type: u8, layout: chw}\n  colour: rgb # guess: bytes in RGB as they are\noutputs:", "decoder: {name: embedding}\n"}, ""},
 		"probabilities":      {&picture320, observed(pictures, Output{Name: "p", Type: "f32", Shape: []int64{2}, Fractions: true, Probabilities: true}), Options{Scale: 1}, []string{"decoder: {name: classes} # guess: the values of each image"}, ""},
 		"detr":               {&picture320, observed(pictures, y("f32", 300, 80), Output{Name: "b", Type: "f32", Shape: []int64{300, 4}}), Options{Scale: 1}, []string{"decoder: {name: detr, boxes: b, scores: out, activation: sigmoid} # guess"}, ""},
 		"faces": {&picture320, observed(pictures, y("f32", 4200, 4), y("f32", 4200, 2), y("f32", 4200, 10)), Options{Scale: 1}, []string{
@@ -97,9 +97,9 @@ func TestWriteLines(t *testing.T) {
 		"key points":            {withMetadata(picture320, "task", "pose", "stride", "32", "kpt_shape", "[17, 3]"), observed(pictures, y("f32", 56, 2100)), Options{}, []string{"decoder: {name: yolo, keypoints: [17, 3]}"}, ""},
 		"rotated":               {withMetadata(picture320, "task", "obb", "stride", "32"), observed(pictures, y("f32", 20, 2100)), Options{}, []string{"decoder: {name: yolo, rotated: true}"}, ""},
 		"masks":                 {withMetadata(picture320, "task", "segment", "stride", "32"), observed(pictures, y("f32", 116, 2100), Output{Name: "output 1", Type: "f32", Shape: []int64{32, 80, 80}}), Options{}, []string{`decoder: {name: yolo, masks: "output 1"}`}, ""},
-		"text":                  {withMetadata(picture320, "character", "a\nno\n\"\n"), observed(pictures, y("f32", 40, 5)), Options{}, []string{"fit: left # guess", "pad: [127, 127, 127]", "reverse_channels: true # guess", "std: [127.5, 127.5, 127.5]", "decoder: {name: text} # guess", `labels: ["a", "no", "\""]`}, ""},
+		"text":                  {withMetadata(picture320, "character", "a\nno\n\"\n"), observed(pictures, y("f32", 40, 5)), Options{}, []string{"fit: left # guess", "pad: [127, 127, 127]", "colour: bgr # guess", "scale: 1/255\n  mean: [0.5, 0.5, 0.5]\n  std: [0.5, 0.5, 0.5]\n", "decoder: {name: text} # guess", `labels: ["a", "no", "\""]`}, ""},
 		"constants and states":  {&vector, observed(vectors, y("f32", 1), Output{Name: "h N", Type: "f32", Shape: []int64{4}}), Options{}, []string{"inputs:\n  - {name: x, type: f32, shape: [8]}\nconstants: {sr: 16000} # guess", `state: {h: "h N"} # guess`, "decoder: {name: raw}"}, ""},
-		"constant of a picture": {&sized, observed([]Input{pictures[0], {Name: "size", Type: "f32", Shape: []int64{2}, Constant: []float64{320, 320}}}, y("f32", 3)), Options{Scale: 1}, []string{"layout: chw}\nconstants: {size: [320, 320]} # guess"}, "--decoder classes"},
+		"constant of a picture": {&sized, observed([]Input{pictures[0], {Name: "size", Type: "f32", Shape: []int64{2}, Constant: []float64{320, 320}}}, y("f32", 3)), Options{Scale: 1}, []string{"colour: rgb\nconstants: {size: [320, 320]} # guess"}, "--decoder classes"},
 		"fixed batch":           {&vector, &Observed{Inputs: vectors, Outputs: []Output{y("f32", 1)}, Batch: 4}, Options{}, []string{"batches: [4] # fixed in the file"}, ""},
 		"dependent":             {&vector, &Observed{Inputs: vectors, Outputs: []Output{y("f32", 1)}, Single: "two\nlines"}, Options{}, []string{"batches: [1] # two lines\n"}, ""},
 		"size guessed":          {&picture320, &Observed{Inputs: pictures, Outputs: []Output{y("f32", 1)}, SizeGuessed: true}, Options{}, []string{"size: [320, 320, 3] # height, width, channels; guess: the file leaves it open; --size sets it"}, "--scale"},
