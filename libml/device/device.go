@@ -69,6 +69,24 @@ type Sizes struct {
 	Input   int
 	Outputs []int
 	States  int
+	// Selections are the rows of outputs that are read. A device may leave out the others from the results.
+	Selections []Selection
+}
+
+// Selection says which rows of a model's outputs are read: those with a score that is not below the threshold, or not
+// finite.
+type Selection struct {
+	Rows      int
+	Scores    Table
+	Threshold float32
+	Read      []Table // of a row, the scores included if they are read
+}
+
+// Table is columns of an output of type f32, for each row. Numbers are in elements.
+type Table struct {
+	Output                  int
+	First, Columns          int // the first element of row 0
+	RowStride, ColumnStride int
 }
 
 // Tensors is one slot's memory for the largest batch. Smaller batches are prefixes of
@@ -81,6 +99,9 @@ type Tensors struct {
 	// Results is the memory in which the CPU reads the outputs once Wait has returned.
 	// On the CPU it is that of Outputs.
 	Results [][]byte
+	// Selected has a bitmap for each output with the scores of a Selection, image after image: a bit per row, in a u32 for
+	// 32 rows. The results have only these rows. It is nil if the device copies all.
+	Selected [][]byte
 	// States is memory of the process on the host, which a GPU can read and write.
 	States []byte
 }

@@ -725,3 +725,91 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fetch(const __grid_cons
     if (thread < rest) ((u8 *)f.to[p])[lines * LINE + thread] = ((const u8 *)f.from[p])[lines * LINE + thread];
   }
 }
+
+// ---- rows of outputs to the host
+
+// collect copies only the rows that a decoder reads: those with a score that is not below a threshold, or not finite.
+// A warp handles 32 rows of an image:
+//
+//   scan      1. read the scores, neighbouring threads neighbouring ones
+//   join      2. or the threads' bits: a word of the bitmap
+//   copy      3. copy these rows of each table
+
+enum { TABLES = 48, SELECTIONS = 16, CELLS = 8 };
+
+// Table is columns of an output, for each row. Its elements have four bytes.
+struct Table {
+  u64 from, to;            // of image 0, in device memory and pinned host memory
+  u32 columns;
+  u32 row, column, image;  // elements from a row, a column and an image to the next
+};
+
+// Selection has its scores in table first, whose `to` is the bitmap. The tables after it, up to end, are copied.
+struct Selection {
+  u32 rows, first, end;
+  float threshold;
+};
+
+// Collect is the argument of a launch.
+struct Collect {
+  Table table[TABLES];
+  Selection selection[SELECTIONS];
+  u32 selections, images;
+};
+
+// cells calls use(row, element, value) for the thread's part of the 32 rows from `from` on, of which there are `rows`. It
+// requests CELLS values at once. At the ends it uses the last ones again.
+template <class Use> static __device__ __forceinline__ void cells(const Table &t, const u32 *from, u32 rows, Use use) {
+#pragma unroll 1
+  for (u32 k = 0; k < t.columns; k += CELLS) {
+    u32 row[CELLS], element[CELLS], value[CELLS];
+#pragma unroll
+    for (u32 j = 0; j < CELLS; j++) {
+      u32 column = k + j < t.columns ? k + j : t.columns - 1;
+      row[j] = LANE;
+      if (t.column < t.row) {  // elements of a row are neighbours
+        u32 i = 32 * column + LANE;
+        row[j] = i / t.columns, column = i - row[j] * t.columns;
+      }
+      if (row[j] >= rows) row[j] = rows - 1;
+      element[j] = row[j] * t.row + column * t.column;
+      value[j] = from[element[j]];
+    }
+#pragma unroll
+    for (u32 j = 0; j < CELLS; j++) use(row[j], element[j], value[j]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) collect(const __grid_constant__ Collect b) {
+#pragma unroll 1
+  for (u32 task = BLOCK * WARPS + WARP;; task += BLOCKS * WARPS) {
+    u32 n = 0, i = task, words = 0;
+    for (; n < b.selections; n++) {
+      words = (b.selection[n].rows + 31) / 32;
+      if (i < words * b.images) break;
+      i -= words * b.images;
+    }
+    if (n == b.selections) return;
+    const Selection &s = b.selection[n];
+    u32 image = i / words, first = (i - image * words) * 32, found = 0;
+    const Table &scores = b.table[s.first];
+    auto begin = [&](const Table &t) { return (u64)image * t.image + first * t.row; };
+
+    cells(scores, (const u32 *)scores.from + begin(scores), s.rows - first, [&](u32 row, u32, u32 value) {
+      float v = number(value);
+      if (!(v < s.threshold && v > -__builtin_inff())) found |= 1 << row;
+    });
+#pragma unroll
+    for (u32 d = 16; d; d /= 2) found |= from(LANE ^ d, found);
+    if (LANE == 0) ((u32 *)scores.to)[i] = found;
+    if (!found) continue;
+#pragma unroll 1
+    for (u32 k = s.first + 1; k < s.end; k++) {
+      const Table &t = b.table[k];
+      u32 *to = (u32 *)t.to + begin(t);
+      cells(t, (const u32 *)t.from + begin(t), s.rows - first, [&](u32 row, u32 element, u32 value) {
+        if (found >> row & 1) to[element] = value;
+      });
+    }
+  }
+}

@@ -73,7 +73,7 @@ func (g *gathering) run(most int) error {
 // for bit, and no kernel accesses other memory.
 func TestPTX(t *testing.T) {
 	random := rand.New(rand.NewPCG(4, 75))
-	seen := map[string]bool{"fetch": true, "sample": true} // test/gpu runs the copy, TestPTXSample the other
+	seen := map[string]bool{"fetch": true, "sample": true, "collect": true} // test/gpu runs the copy, TestPTXSample and TestPTXCollect the others
 	for _, in := range ptxInputs(random) {
 		for name := range map[string]bool{kernelOf(&in): true, anyKernel(&in): true} {
 			for _, longest := range longestFragments(random, &in) {

@@ -12,11 +12,12 @@
 //	Follow   5. wait for the last event of another slot's batch, if this one is
 //	            queued behind it
 //	         6. (the framework's work)
-//	Fetch    7. copy the outputs to the results, in registered shared memory, by
-//	            a kernel or, if they are large, by the copy engine; an event; then
-//	            the stream writes the batch's number to a word
-//	Done     8. check the word: a read of memory, no call into CUDA
-//	Wait     9. sleep for most of the time that recent batches of this size took,
+//	Fetch    7. copy the rows that are read to the results, in registered shared
+//	            memory, by a kernel (collect.go)
+//	         8. copy other outputs, by a kernel or, if they are large, by the copy
+//	            engine; an event; then the stream writes the batch's number to a word
+//	Done     9. check the word: a read of memory, no call into CUDA
+//	Wait    10. sleep for most of the time that recent batches of this size took,
 //	            then poll the word
 //
 // If a request has several tensors, the kernel sees the memory of all inputs as one image. Fragments are cut at
@@ -93,6 +94,7 @@ type Device struct {
 	memory    cuda.Pointer // of all tensors
 	states    []byte       // pinned; nil: none
 	images    int          // of the largest batch
+	collector *collector   // nil: all rows are fetched
 
 	lost atomic.Pointer[error] // the error with which the device was lost
 
@@ -252,6 +254,9 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 		}
 		clear(d.states)
 	}
+	if d.collector, err = newCollector(d, sizes.Selections); err != nil {
+		return nil, err
+	}
 
 	tensors := make([]device.Tensors, device.Slots)
 	for i := range tensors {
@@ -261,6 +266,7 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 			return nil, err
 		}
 		tensors[i].States = d.states[i*sizes.States:][:sizes.States:sizes.States]
+		d.slots[i].collecting = d.collector.prepare(d, n, &tensors[i])
 		if err := d.slots[i].prepare(d, tensors[i]); err != nil {
 			return nil, err
 		}
@@ -503,6 +509,8 @@ func (d *Device) Close() error {
 			*pinned = nil
 		}
 	}
+	d.collector.close(d, &errs)
+	d.collector = nil
 	for _, s := range d.slabs {
 		if !d.copy {
 			errs.add(d.context.Unregister(s))

@@ -463,6 +463,7 @@ var operations = map[string]compute{
 	"setp.gt.u64":  func(a, b, _, _ uint64) uint64 { return flag(a > b) },
 	"setp.lt.f32":  func(a, b, _, _ uint64) uint64 { return flag(float(a) < float(b)) },
 	"setp.gt.f32":  func(a, b, _, _ uint64) uint64 { return flag(float(a) > float(b)) },
+	"setp.geu.f32": func(a, b, _, _ uint64) uint64 { return flag(!(float(a) < float(b))) },
 	"setp.leu.f32": func(a, b, _, _ uint64) uint64 { return flag(!(float(a) > float(b))) },
 	"setp.nan.f32": func(a, b, _, _ uint64) uint64 {
 		return flag(float(a) != float(a) || float(b) != float(b))

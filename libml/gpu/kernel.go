@@ -58,7 +58,7 @@ func newKernel(context *cuda.Context, in models.Input, name string) (_ *Kernel, 
 			k.Close()
 		}
 	}()
-	if k.module, err = loadModule(context, name); err != nil {
+	if k.module, err = loadModule(context, name, "fetch"); err != nil {
 		return nil, err
 	}
 	if k.gather, err = k.module.Function(name); err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// module is a gather kernel and the fetch kernel in a device's primary context. The devices of a
-// process share it: to load it takes 7 ms, and 80 ms if the driver has to compile it.
+// module is kernels in a device's primary context: a gather kernel and the fetch kernel, or the collect kernel. The devices
+// of a process share it: to load it takes 7 ms, and 80 ms if the driver has to compile it.
 type module struct {
 	*cuda.Module
 	key   moduleKey
@@ -22,15 +22,15 @@ var modules = struct {
 	all map[moduleKey]*module
 }{all: map[moduleKey]*module{}}
 
-// loadModule loads the module with this gather kernel, unless it is loaded. The calling thread must
+// loadModule loads the module with these kernels, unless it is loaded. The first one names it. The calling thread must
 // be bound to the context.
-func loadModule(context *cuda.Context, kernel string) (*module, error) {
+func loadModule(context *cuda.Context, names ...string) (*module, error) {
 	modules.mu.Lock()
 	defer modules.mu.Unlock()
-	key := moduleKey{context.Device().UUID(), kernel}
+	key := moduleKey{context.Device().UUID(), names[0]}
 	m := modules.all[key]
 	if m == nil {
-		text, err := kernels(kernel, "fetch")
+		text, err := kernels(names...)
 		if err != nil {
 			return nil, err
 		}

@@ -47,6 +47,8 @@ func TestKernels(t *testing.T) {
 			bytes = fetchBytes
 		case "sample":
 			bytes = samplingBytes
+		case "collect":
+			bytes = collectBytes
 		}
 		if !strings.Contains(part, fmt.Sprintf("%s_param_0[%d]", name, bytes)) {
 			t.Errorf("%s does not take %d bytes", name, bytes)
@@ -61,7 +63,7 @@ func TestKernels(t *testing.T) {
 }
 
 func allKernels() []string {
-	names := []string{"gather_copy", "fetch", "sample"}
+	names := []string{"gather_copy", "fetch", "sample", "collect"}
 	types := []models.DType{models.U8, models.F16, models.F32}
 	for _, to := range types {
 		names = append(names, "gather_three_"+string(to)+"_planes", "gather_three_"+string(to)+"_pixels")

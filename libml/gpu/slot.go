@@ -34,6 +34,7 @@ type slot struct {
 	ordered     []shm.Fragment
 	parts       []shm.Fragment // of split
 	copies      *copier        // nil if the kernel gathers
+	collecting  *cuda.Args     // nil: all rows are fetched
 	gathered    cuda.Event     // after gather and padding
 	ended       cuda.Event     // after the outputs' copy
 
@@ -253,21 +254,33 @@ const maxKernelCopy = 1 << 20
 
 // copyOutputs queues the copy of the outputs.
 func (s *slot) copyOutputs(d *Device, images int) error {
-	if images == 0 || len(s.tensors.Outputs) == 0 {
+	if images == 0 {
 		return nil
 	}
-	bytes := 0
-	for o, from := range s.tensors.Outputs {
-		n := from.Len() / d.images * images
-		bytes += n
-		if o < fetchParts {
-			s.launch.FetchPart(o, cuda.At(s.tensors.Results[o]), at(from), n)
+	if s.collecting != nil {
+		if err := d.collector.launch(s.stream, s.collecting, images); err != nil {
+			return err
 		}
 	}
-	if len(s.tensors.Outputs) <= fetchParts && bytes <= maxKernelCopy {
-		return s.launch.Fetch(s.stream, len(s.tensors.Outputs), bytes)
+	bytes, parts := 0, 0
+	for o, from := range s.tensors.Outputs {
+		if n := from.Len() / d.images * images; !d.collector.collects(o) {
+			if bytes += n; parts < fetchParts {
+				s.launch.FetchPart(parts, cuda.At(s.tensors.Results[o]), at(from), n)
+			}
+			parts++
+		}
+	}
+	switch {
+	case parts == 0:
+		return nil
+	case parts <= fetchParts && bytes <= maxKernelCopy:
+		return s.launch.Fetch(s.stream, parts, bytes)
 	}
 	for o, from := range s.tensors.Outputs {
+		if d.collector.collects(o) {
+			continue
+		}
 		if err := s.stream.Copy(cuda.At(s.tensors.Results[o]), at(from), from.Len()/d.images*images); err != nil {
 			return err
 		}

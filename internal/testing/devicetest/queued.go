@@ -216,15 +216,35 @@ func (q *Queued) perform(at int, w step) {
 		w.do()
 	case fetchStep:
 		time.Sleep(time.Duration(q.Late.Load()))
-		for o, output := range q.tensors[at].Outputs {
-			n := output.Len() / q.images() * w.to
-			copy(q.tensors[at].Results[o][:n], q.View(output))
-		}
+		q.fetch(&q.tensors[at], w.to)
 		slot.inferred.Store(shm.Now() - slot.gathered.Load())
 	}
 	if err != nil {
 		failed := err
 		slot.failed.Store(&failed)
+	}
+}
+
+// fetch copies the outputs of the first images, or of their selected rows.
+func (q *Queued) fetch(t *device.Tensors, images int) {
+	for o, output := range t.Outputs {
+		if !readsRows(q.sizes.Selections, o) {
+			copy(t.Results[o][:output.Len()/q.images()*images], q.View(output))
+		}
+	}
+	if len(q.sizes.Selections) == 0 {
+		return
+	}
+	var elements []int
+	var outputs [][]byte
+	for _, output := range t.Outputs {
+		elements, outputs = append(elements, output.Len()/q.images()/4), append(outputs, q.View(output))
+	}
+	for _, s := range q.sizes.Selections {
+		for i := range images {
+			size := BitmapBytes(s)
+			Select(s, ImageOf(outputs, elements, i), ImageOf(t.Results, elements, i), t.Selected[s.Scores.Output][i*size:][:size])
+		}
 	}
 }
 
@@ -341,7 +361,14 @@ func (q *Queued) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	for slot := range device.Slots {
 		at := slot % inFlight
 		own := laid[at*(1+outputs):][:1+outputs]
-		q.tensors = append(q.tensors, device.Tensors{Input: own[0], Outputs: own[1:], Results: device.Bytes(results[at*outputs:][:outputs]), States: make([]byte, sizes.States)})
+		t := device.Tensors{Input: own[0], Outputs: own[1:], Results: device.Bytes(results[at*outputs:][:outputs]), States: make([]byte, sizes.States)}
+		if len(sizes.Selections) > 0 {
+			t.Selected = make([][]byte, outputs)
+		}
+		for _, s := range sizes.Selections {
+			t.Selected[s.Scores.Output] = make([]byte, q.images()*BitmapBytes(s))
+		}
+		q.tensors = append(q.tensors, t)
 		s := &q.slots[slot]
 		s.refused = make([]bool, q.images())
 	}

@@ -57,6 +57,7 @@ func Run(t *testing.T, open Open) {
 		{"FetchesTheOutputsOfTheFirstImages", fetches},
 		{"CopiesTensors", copies},
 		{"HasBatchesInFlightTogether", together},
+		{"Selects", selects},
 		{"GathersTensors", func(t *testing.T, open Open) { rapid.Check(t, func(t *rapid.T) { tensors(t, open) }) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -178,6 +179,11 @@ type bench struct {
 // `images` images, and it has two outputs: of 4 and of 12 bytes per image.
 func newBench(t fataler, open Open, in models.Input, images int, slabBytes ...int) *bench {
 	t.Helper()
+	return newSizedBench(t, open, in, sizesOf(in, images), slabBytes...)
+}
+
+func newSizedBench(t fataler, open Open, in models.Input, sizes device.Sizes, slabBytes ...int) *bench {
+	t.Helper()
 	target, err := open(in)
 	if err != nil {
 		t.Fatalf("open device for %+v: %v", in, err)
@@ -193,7 +199,6 @@ func newBench(t fataler, open Open, in models.Input, images int, slabBytes ...in
 			t.Fatalf("add slab: %v", err)
 		}
 	}
-	sizes := sizesOf(in, images)
 	// At least as much as any device needs.
 	b.shared = pages(t, device.Slots*sharedBytes(sizes))
 	if b.tensors, err = b.Tensors(b.shared, sizes); err != nil {
