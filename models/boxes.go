@@ -30,15 +30,17 @@ type Head struct {
 	Anchors, Stride int
 }
 
+// Rows is the number of boxes in the grid.
+func (h *Head) Rows() int { return h.CellsX * h.CellsY * h.Anchors }
+
 func (f *Boxes) ResultBytes() int { return f.MaxBoxes * wire.BoxSize }
 
 // addHead finds the outputs of a grid: element i of the list that the card calls list. The key of its scores is scoresKey.
 func (f *Boxes) addHead(c *Card, h Head, list string, i int, scoresKey, scores, boxes string, columns int) (err error) {
-	rows := h.CellsX * h.CellsY * h.Anchors
-	if h.Scores, h.Classes, err = c.rowsOf(scores, rows, 1); err != nil {
+	if h.Scores, h.Classes, err = c.rowsOf(scores, h.Rows(), 1); err != nil {
 		return at(err, list, i, scoresKey)
 	}
-	if h.Boxes, h.Columns, err = c.rowsOf(boxes, rows, columns); err != nil {
+	if h.Boxes, h.Columns, err = c.rowsOf(boxes, h.Rows(), columns); err != nil {
 		return at(err, list, i, "boxes")
 	}
 	f.Heads = append(f.Heads, h)

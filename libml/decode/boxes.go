@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -43,18 +44,35 @@ func newDistances(f *models.Distances) *boxes {
 func (d *boxes) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 	d.reset()
 	for i := range d.Heads {
-		if err := d.scan(i, outputs[d.Heads[i].Scores]); err != nil {
-			return nil, err
+		h := &d.Heads[i]
+		for first, last := d.rows(h.Scores, 0, h.Rows()); first < last; first, last = d.rows(h.Scores, last, h.Rows()) {
+			if err := d.scan(i, outputs[h.Scores][:4*last*h.Classes], first); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return d.appendBoxes(dst, d, outputs, 0)
 }
 
-// scan finds the scores of head i that are at least the threshold.
-func (d *boxes) scan(i int, scores []byte) error {
+func (d *boxes) selections() (list []device.Selection) {
+	for i := range d.Heads {
+		h := &d.Heads[i]
+		scores, boxes := columnsOf(h.Scores, 0, h.Classes, h.Classes), columnsOf(h.Boxes, 0, h.Columns, h.Columns)
+		list = append(list, device.Selection{Rows: h.Rows(), Scores: scores, Threshold: d.threshold, Read: []device.Table{scores, boxes}})
+	}
+	return list
+}
+
+// columnsOf returns columns of an output with rows of this many elements.
+func columnsOf(output, first, columns, row int) device.Table {
+	return device.Table{Output: output, First: first, Columns: columns, RowStride: row, ColumnStride: 1}
+}
+
+// scan finds the scores of head i that are at least the threshold, from a row on.
+func (d *boxes) scan(i int, scores []byte, row int) error {
 	h := &d.Heads[i]
 	a := newAbove(max(d.threshold, d.floor))
-	for n := a.next(scores, 0); 4*n < len(scores); n = a.next(scores, n+1) {
+	for n := a.next(scores, row*h.Classes); 4*n < len(scores); n = a.next(scores, n+1) {
 		v := element(scores, n)
 		if v-v != 0 {
 			return notFinite(h.Scores)

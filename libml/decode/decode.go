@@ -15,7 +15,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -33,6 +35,7 @@ var (
 // goroutine at a time may use it.
 type Decoder struct {
 	family
+	selector  selector // family, or nil
 	kind      uint8
 	outputs   []models.Tensor
 	unchanged bool     // raw reads outputs in their types
@@ -48,6 +51,14 @@ type family interface {
 	// notFinite. raw gets them in their types.
 	decode(dst []byte, outputs [][]byte) ([]byte, error)
 	ResultBytes() int
+}
+
+// selector is a family that reads few rows of its outputs.
+type selector interface {
+	// selections says which, whatever the outputs are.
+	selections() []device.Selection
+	// selectRows sets the bitmaps of the rows to read, by the output of their scores; nil: all.
+	selectRows(selected [][]byte)
 }
 
 // notFinite is the error for an output, by its index, with values that are NaN or infinite.
@@ -68,6 +79,7 @@ func New(card *models.Card) (*Decoder, error) {
 		notFinite: make([]error, n), values: make([][]byte, n), wide: make([][]byte, n),
 	}
 	_, d.unchanged = d.family.(*raw)
+	d.selector, _ = d.family.(selector)
 	for i := range d.notFinite {
 		d.notFinite[i] = fmt.Errorf("output %q: %w", card.Outputs[i].Name, errNotANumber)
 	}
@@ -106,12 +118,24 @@ func newFamily(keys models.Family, in *models.Input, outputs []models.Tensor) fa
 	panic(fmt.Sprintf("decode: no decoder for %T", keys))
 }
 
+// Selections returns which rows of the outputs Append reads. It reads all if there are none.
+func (d *Decoder) Selections() []device.Selection {
+	if d.selector == nil || slices.ContainsFunc(d.outputs, func(o models.Tensor) bool { return o.Type != models.F32 }) {
+		return nil
+	}
+	return d.selector.selections()
+}
+
 // Append appends the result's payload, at most ResultBytes, to dst and returns its
 // wire.Kind. outputs has one slice for each of the card's outputs, in the
 // card's order: one image's elements, little-endian. Append only reads them.
 // After an error it returns dst unchanged. In steady state it allocates only to
 // extend dst.
 func (d *Decoder) Append(dst []byte, outputs [][]byte) (payload []byte, kind uint8, err error) {
+	return d.append(dst, outputs, nil)
+}
+
+func (d *Decoder) append(dst []byte, outputs, selected [][]byte) (payload []byte, kind uint8, err error) {
 	if len(outputs) != len(d.outputs) {
 		return dst, 0, errOutputs
 	}
@@ -126,6 +150,9 @@ func (d *Decoder) Append(dst []byte, outputs [][]byte) (payload []byte, kind uin
 		}
 		d.values[i] = o
 	}
+	if d.selector != nil {
+		d.selector.selectRows(selected)
+	}
 	payload, err = d.decode(dst, d.values)
 	if i, ok := err.(notFinite); ok {
 		return dst, 0, d.notFinite[i]
@@ -135,11 +162,12 @@ func (d *Decoder) Append(dst []byte, outputs [][]byte) (payload []byte, kind uin
 
 // AppendFrom is Append for a request that wants nothing below a score, in 1/65535; 0 means the card's threshold. Leaving it
 // out of the result is the same as a higher threshold, since families keep the best, and only a better box suppresses
-// another. The answer is about the picture at this place in the input.
-func (d *Decoder) AppendFrom(dst []byte, outputs [][]byte, lowest uint16, place wire.Place) (payload []byte, kind uint8, err error) {
+// another. The answer is about the picture at this place in the input. The outputs have only the selected rows, by the
+// output of the scores, or all if nil (device.Tensors).
+func (d *Decoder) AppendFrom(dst []byte, outputs, selected [][]byte, lowest uint16, place wire.Place) (payload []byte, kind uint8, err error) {
 	if payload = dst; place == (wire.Place{}) {
-		payload, kind, err = d.Append(dst, outputs)
-	} else if d.payload, kind, err = d.Append(d.payload[:0], outputs); err == nil {
+		payload, kind, err = d.append(dst, outputs, selected)
+	} else if d.payload, kind, err = d.append(d.payload[:0], outputs, selected); err == nil {
 		payload = place.Append(dst, wire.Kind(kind), d.payload)
 	}
 	if err != nil || lowest == 0 {

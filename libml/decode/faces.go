@@ -3,6 +3,7 @@ package decode
 import (
 	"math"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -51,26 +52,50 @@ func (d *faces) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 // scan finds the scores of a level that are at least the threshold.
 func (d *faces) scan(level int, outputs [][]byte) error {
 	l := &d.Levels[level]
-	scores := outputs[l.Scores[0]]
-	for row := range l.Rows {
-		var score float32
-		switch d.Style {
-		case models.RetinaFace: // of no face, of a face
-			score = element(scores, 2*(l.First+row)+1)
-		case models.SCRFD:
-			score = element(scores, row)
-		case models.YuNet: // the geometric mean of two
-			a, b := element(scores, row), element(outputs[l.Scores[1]], row)
-			score = float32(math.Sqrt(float64(clip(a)*clip(b)))) + 0*(a+b) // NaN, also of an infinity
-		}
-		if score*0 != 0 {
-			return notFinite(l.Scores[0])
-		}
-		if score >= float32(d.ScoreThreshold) {
-			d.add(candidate{score: score, head: uint32(level), row: uint32(row)})
+	scores, end := outputs[l.Scores[0]], l.First+l.Rows
+	for first, last := d.rows(l.Scores[0], l.First, end); first < last; first, last = d.rows(l.Scores[0], last, end) {
+		for row := first; row < last; row++ {
+			var score float32
+			switch d.Style {
+			case models.RetinaFace: // of no face, of a face
+				score = element(scores, 2*row+1)
+			case models.SCRFD:
+				score = element(scores, row)
+			case models.YuNet: // the geometric mean of two
+				a, b := element(scores, row), element(outputs[l.Scores[1]], row)
+				score = float32(math.Sqrt(float64(clip(a)*clip(b)))) + 0*(a+b) // NaN, also of an infinity
+			}
+			if score*0 != 0 {
+				return notFinite(l.Scores[0])
+			}
+			if score >= float32(d.ScoreThreshold) {
+				d.add(candidate{score: score, head: uint32(level), row: uint32(row - l.First)})
+			}
 		}
 	}
 	return nil
+}
+
+// selections returns none for yunet, whose score is of two outputs.
+func (d *faces) selections() (list []device.Selection) {
+	for i := range d.Levels {
+		l := &d.Levels[i]
+		scores := columnsOf(l.Scores[0], 0, 1, 1)
+		switch {
+		case d.Style == models.YuNet:
+			return nil
+		case d.Style == models.RetinaFace:
+			scores = columnsOf(l.Scores[0], 1, 1, 2)
+			if i < len(d.Levels)-1 {
+				continue // the levels share the outputs
+			}
+		}
+		list = append(list, device.Selection{
+			Rows: l.First + l.Rows, Scores: scores, Threshold: float32(d.ScoreThreshold),
+			Read: []device.Table{scores, columnsOf(l.Boxes, 0, 4, 4), columnsOf(l.Points, 0, 2*models.FacePoints, 2*models.FacePoints)},
+		})
+	}
+	return list
 }
 
 // anchor returns the place of a row's anchor in pixels, and the unit of its box and points. Anchors of retinaface are in the

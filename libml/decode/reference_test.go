@@ -275,16 +275,16 @@ func TestLowestScore(t *testing.T) {
 			want, _, err := newDecoder(t, card).Append([]byte("before"), outputs)
 			must.OK(t, err)
 
-			got, gotKind, err := d.AppendFrom([]byte("before"), outputs, lowest, wire.Place{})
+			got, gotKind, err := d.AppendFrom([]byte("before"), outputs, nil, lowest, wire.Place{})
 			if err != nil || gotKind != kind || !bytes.Equal(got, want) || len(got) >= len("before")+len(all) {
 				t.Errorf("%d bytes of kind %d, %v, want %d of %d", len(got), gotKind, err, len(want), len(all))
 			}
 			for _, lower := range []uint16{0, 1} {
-				if got, _, err := d.AppendFrom(nil, outputs, lower, wire.Place{}); err != nil || !bytes.Equal(got, all) {
+				if got, _, err := d.AppendFrom(nil, outputs, nil, lower, wire.Place{}); err != nil || !bytes.Equal(got, all) {
 					t.Errorf("%d bytes for a lower score than the card's, %v, want %d", len(got), err, len(all))
 				}
 			}
-			if n := testing.AllocsPerRun(5, func() { got, _, _ = d.AppendFrom(got[:0], outputs, lowest, wire.Place{}) }); n != 0 {
+			if n := testing.AllocsPerRun(5, func() { got, _, _ = d.AppendFrom(got[:0], outputs, nil, lowest, wire.Place{}) }); n != 0 {
 				t.Errorf("%v allocations per image", n)
 			}
 		})

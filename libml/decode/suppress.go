@@ -1,7 +1,9 @@
 package decode
 
 import (
+	"encoding/binary"
 	"math"
+	"math/bits"
 	"slices"
 
 	"github.com/penstock/penstock/wire"
@@ -18,6 +20,8 @@ type suppression struct {
 	overlap float32 // 1: drop none
 	max     int
 	only    []bool // the classes that count; nil: all
+
+	selected [][]byte // by the output of scores: bitmaps of the rows to read; nil: all
 
 	found []candidate // scratch
 	floor float32     // the min score that was kept when there were too many
@@ -59,6 +63,29 @@ func newSuppression(overlap float64, most int, only []bool) suppression {
 		overlap: float32(overlap), max: most, only: only,
 		found: make([]candidate, 0, 2*maxCandidates), kept: make([]wire.Box, 0, most), from: make([]candidate, 0, most), whole: make([]wire.Box, 0, most),
 	}
+}
+
+func (s *suppression) selectRows(selected [][]byte) { s.selected = selected }
+
+// rows returns the next rows that are in the outputs, from row on and before limit: first to last-1. scores is the output of
+// their scores. If there are none, first is limit.
+func (s *suppression) rows(scores, row, limit int) (first, last int) {
+	if s.selected == nil || s.selected[scores] == nil {
+		return row, limit
+	}
+	first = nextBit(s.selected[scores], 0, row, limit)
+	return first, nextBit(s.selected[scores], math.MaxUint32, first, limit)
+}
+
+// nextBit returns the first bit from n on that differs from the one in same, or limit.
+func nextBit(bitmap []byte, same uint32, n, limit int) int {
+	for n < limit {
+		if w := (binary.LittleEndian.Uint32(bitmap[n/32*4:]) ^ same) >> (n % 32); w != 0 {
+			return min(limit, n+bits.TrailingZeros32(w))
+		}
+		n = (n/32 + 1) * 32
+	}
+	return limit
 }
 
 func (s *suppression) reset() {

@@ -3,6 +3,7 @@ package decode
 import (
 	"math"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -93,23 +94,48 @@ func (d *yolo) value(output []byte, row uint32, column int) float32 {
 // extra returns the first of the values that the task adds.
 func (d *yolo) extra() int { return d.Columns - d.Extra }
 
+// scan finds the candidates of the rows that are there.
 func (d *yolo) scan(output []byte) error {
+	scan := d.scanRows
 	switch d.Style {
 	case models.YOLOv8:
-		return d.scanColumns(output)
+		scan = d.scanColumns
 	case models.YOLOv10:
-		return d.scanEnd(output)
+		scan = d.scanEnd
 	}
-	return d.scanRows(output)
+	for first, last := d.rows(d.Output, 0, d.Rows); first < last; first, last = d.rows(d.Output, last, d.Rows) {
+		if err := scan(output, first, last); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// selections returns none for yolov10, whose rows are few.
+func (d *yolo) selections() []device.Selection {
+	s := device.Selection{Rows: d.Rows, Threshold: d.threshold}
+	row := columnsOf(d.Output, 0, d.Columns, d.Columns)
+	switch d.Style {
+	case models.YOLOv8:
+		row.RowStride, row.ColumnStride = 1, d.Rows
+		s.Scores = row
+		s.Scores.First, s.Scores.Columns = 4*d.Rows, d.NumClasses
+	case models.YOLOv10:
+		return nil
+	default:
+		s.Scores = columnsOf(d.Output, 4, 1, d.Columns)
+	}
+	s.Read = []device.Table{row}
+	return []device.Selection{s}
 }
 
 // scanColumns finds the best class of each row. A class has all its scores next to each other.
-func (d *yolo) scanColumns(output []byte) error {
-	clear(d.score)
+func (d *yolo) scanColumns(output []byte, first, last int) error {
+	clear(d.score[first:last])
 	a := newAbove(d.threshold)
 	for class := range d.NumClasses {
-		scores := output[4*(4+class)*d.Rows:][:4*d.Rows]
-		for row := a.next(scores, 0); row < d.Rows; row = a.next(scores, row+1) {
+		scores := output[4*(4+class)*d.Rows:][:4*last]
+		for row := a.next(scores, first); row < last; row = a.next(scores, row+1) {
 			v := element(scores, row)
 			if v-v != 0 {
 				return notFinite(d.Output)
@@ -119,8 +145,8 @@ func (d *yolo) scanColumns(output []byte) error {
 			}
 		}
 	}
-	for row, v := range d.score {
-		if v > 0 && v >= d.threshold {
+	for row := first; row < last; row++ {
+		if v := d.score[row]; v > 0 && v >= d.threshold {
 			d.add(candidate{score: v, row: uint32(row), class: d.class[row]})
 		}
 	}
@@ -128,8 +154,8 @@ func (d *yolo) scanColumns(output []byte) error {
 }
 
 // scanRows finds rows whose score, multiplied by that of their best class, is high enough.
-func (d *yolo) scanRows(output []byte) error {
-	for row := range d.Rows {
+func (d *yolo) scanRows(output []byte, first, last int) error {
+	for row := first; row < last; row++ {
 		values := output[4*row*d.Columns:][:4*d.Columns]
 		score := element(values, 4)
 		if score < d.threshold {
@@ -147,8 +173,8 @@ func (d *yolo) scanRows(output []byte) error {
 }
 
 // scanEnd finds the rows that the model has chosen: corners, score, class.
-func (d *yolo) scanEnd(output []byte) error {
-	for row := range d.Rows {
+func (d *yolo) scanEnd(output []byte, first, last int) error {
+	for row := first; row < last; row++ {
 		values := output[4*row*d.Columns:][:4*d.Columns]
 		score, class := element(values, 4), element(values, 5)
 		if score < d.threshold {

@@ -78,7 +78,7 @@ func (r *Model) Answer(picture []byte) (payload []byte, kind uint8, err error) {
 	if err := r.framework.InferBatch(0, r.batch()); err != nil {
 		return nil, 0, fmt.Errorf("infer %s: %w", r.card.Name, err)
 	}
-	r.tensors.Image(r.image, 0)
+	r.tensors.Image(r.image, nil, 0)
 	return r.decoder.Append(nil, r.image)
 }
 

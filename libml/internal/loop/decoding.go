@@ -43,6 +43,7 @@ type decoding struct {
 	card     *models.Card
 	decoders []*decode.Decoder
 	images   [][][]byte // by decoder: an image's outputs
+	selected [][][]byte // by decoder: bitmaps of their rows
 	rooms    []room     // by decoder
 	tensors  *tensors.Tensors
 	first    int      // image of rooms[0]
@@ -67,6 +68,7 @@ func newDecoding(card *models.Card, decoders []*decode.Decoder) *decoding {
 	d := &decoding{card: card, decoders: decoders, rooms: make([]room, 0, len(decoders)), wake: make(chan int)}
 	for range decoders {
 		d.images = append(d.images, make([][]byte, len(card.Outputs)))
+		d.selected = append(d.selected, make([][]byte, len(card.Outputs)))
 	}
 	return d
 }
@@ -110,9 +112,9 @@ func (d *decoding) decode(i int) {
 	if r.err != nil {
 		return
 	}
-	d.tensors.Image(d.images[i], d.first+i)
+	d.tensors.Image(d.images[i], d.selected[i], d.first+i)
 	var err error
-	if r.payload, r.kind, err = d.decoders[i].AppendFrom(r.buffer, d.images[i], r.lowest, r.place); err != nil {
+	if r.payload, r.kind, err = d.decoders[i].AppendFrom(r.buffer, d.images[i], d.selected[i], r.lowest, r.place); err != nil {
 		r.err = fmt.Errorf("decode outputs of %s: %w", d.card.Name, err)
 	}
 }

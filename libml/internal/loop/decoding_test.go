@@ -69,6 +69,49 @@ func TestDecoding(t *testing.T) {
 	}
 }
 
+// On a GPU only the rows above the threshold are fetched, of each image its own.
+func TestSelectedRows(t *testing.T) {
+	const rows, scoreBelow = 64, 12 // the outputs of functiontest are the sum of the picture, plus the row
+	card := functiontest.Card()
+	card.Outputs = []models.Tensor{{Name: "scores", Type: models.F32, Shape: []int64{rows, 1}}, {Name: "boxes", Type: models.F32, Shape: []int64{rows, 4}}}
+	card.Decoder = models.Decoder{Name: "boxes", Params: map[string]any{
+		"style": "ssd-anchors", "scale": int64(16384), "iou_threshold": 1.0, "max_boxes": int64(10), "score_threshold": 1 / (1 + math.Exp(-scoreBelow)),
+		"grids": []any{map[string]any{"size": int64(8), "anchors": int64(1), "scores": "scores", "boxes": "boxes"}},
+	}}
+	h := newGPUHarness(t, card)
+	l := h.loop(h.Fake())
+	reference, err := decode.New(card)
+	must.OK(t, err)
+	const requests = 4
+	pictures := make([][]byte, requests)
+	for slot := range uint32(requests) {
+		pictures[slot] = make([]byte, card.Input.WireBytes())
+		pictures[slot][0] = byte(slot)
+		h.Publish(slot, pictures[slot], nil)
+	}
+	l.Queue.State.Limit = requests
+	l.take()
+	l.beginOne(t)
+	must.OK(t, l.finish())
+	h.Replies(requests)
+	for slot, picture := range pictures {
+		selected, want := uint64(math.MaxUint64)<<(scoreBelow-slot), make([][]byte, len(card.Outputs))
+		if got := binary.LittleEndian.Uint64(l.Tensors[0].Selected[0][rows/8*slot:]); got != selected {
+			t.Errorf("image %d has rows %#x, want %#x", slot, got, selected)
+		}
+		for o := range want {
+			for e := range card.Outputs[o].Elements() {
+				want[o] = models.F32.Append(want[o], float64(functiontest.SumOf(picture)+float32(100*o+e)))
+			}
+		}
+		payload, _, err := reference.Append(nil, want)
+		must.OK(t, err)
+		if got := h.Channel.ResultBytes(uint32(slot)); len(got) == 0 || !bytes.Equal(got, payload) {
+			t.Errorf("slot %d is answered %x, want %x", slot, got, payload)
+		}
+	}
+}
+
 // A request gets no scores below those that it wants.
 func TestLowestScore(t *testing.T) {
 	card := functiontest.Card()

@@ -85,17 +85,20 @@ func (h *harness) loop(f *functiontest.Fake) *Loop {
 		must.OK(t, d.Bind())
 		d.Close()
 	})
-	slots, err := d.Tensors(h.Tensors.Bytes(), tensors.MaxSizes(h.Card))
+	decoders, err := NewDecoders(h.Card, 4)
+	must.OK(t, err)
+	sizes := tensors.MaxSizes(h.Card)
+	sizes.Selections = decoders[0].Selections()
+	slots, err := d.Tensors(h.Tensors.Bytes(), sizes)
 	must.OK(t, err)
 	c := Config{
 		Process: h, Log: slog.New(slog.DiscardHandler), Card: h.Card, SLO: h.SLO,
 		Ring: ring, Slots: int(h.Geometry.Slots), Device: d, Share: &h.order, Ending: &h.ending, CPUs: 1, Threads: 1,
+		Decoders: decoders,
 	}
 	for _, s := range slots {
 		c.Tensors = append(c.Tensors, tensors.WithStates(h.Card, s))
 	}
-	c.Decoders, err = NewDecoders(h.Card, 4)
-	must.OK(t, err)
 
 	inFlight := d.InFlight()
 	if h.streams > 0 {

@@ -116,15 +116,17 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 			return nil, err
 		}
 	}
-	slots, err := m.device.Tensors(buffers.Bytes(), tensors.MaxSizes(p.card))
+	if m.decoders, err = loop.NewDecoders(p.card, p.threads()); err != nil {
+		return nil, err
+	}
+	sizes := tensors.MaxSizes(p.card)
+	sizes.Selections = m.decoders[0].Selections()
+	slots, err := m.device.Tensors(buffers.Bytes(), sizes)
 	if err != nil {
 		return nil, fmt.Errorf("map tensors of model %s: manager sent %d bytes: %w", p.card.Name, attached.TensorBytes, err)
 	}
 	for _, t := range slots {
 		m.tensors = append(m.tensors, tensors.WithStates(p.card, t))
-	}
-	if m.decoders, err = loop.NewDecoders(p.card, p.threads()); err != nil {
-		return nil, err
 	}
 	return m, nil
 }

@@ -77,10 +77,15 @@ func (t *Tensors) states(memory [][]byte, n int) (buffers []device.Buffer) {
 	return buffers
 }
 
-// Image writes image i's results to dst, which has one element per output.
-func (t *Tensors) Image(dst [][]byte, i int) {
+// Image writes image i's results to dst, which has one element per output, and their bitmaps to selected, which has as
+// many if there are any.
+func (t *Tensors) Image(dst, selected [][]byte, i int) {
 	for o := range dst {
 		size := t.Card.Outputs[o].Bytes()
 		dst[o] = t.Results[o][i*size : (i+1)*size]
+	}
+	for o, bitmaps := range t.Selected {
+		size := len(bitmaps) / t.Card.MaxBatch()
+		selected[o] = bitmaps[i*size : (i+1)*size]
 	}
 }

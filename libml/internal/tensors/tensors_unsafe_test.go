@@ -65,7 +65,7 @@ func TestTensors(t *testing.T) {
 			}
 		}
 		image := make([][]byte, len(card.Outputs))
-		laid.Image(image, n-1)
+		laid.Image(image, nil, n-1)
 		for o := range image {
 			size := card.Outputs[o].Bytes()
 			if len(image[o]) != size || &image[o][0] != &whole[1+o][(n-1)*size] {
