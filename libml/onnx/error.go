@@ -138,10 +138,15 @@ func explainMessage(card *models.Card, s string) string {
 		if len(says) == 0 || !slices.Equal(says[1:], o.Shape) {
 			continue
 		}
-		if len(gives) > 0 && gives[0] == says[0] {
+		hint := ""
+		switch {
+		case len(gives) == 0:
+		case gives[0] == says[0]:
 			says, gives = says[1:], gives[1:]
+		case slices.Equal(gives[1:], o.Shape):
+			hint = "; if its rows depend on what is in the image, want rows: {max: N}"
 		}
-		return fmt.Sprintf("output %q: the card says %s%s, the model gives %s", o.Name, listed(says), card.Place(fmt.Sprintf("outputs[%d].shape", i)), listed(gives))
+		return fmt.Sprintf("output %q: the card says %s%s, the model gives %s%s", o.Name, listed(says), card.Place(fmt.Sprintf("outputs[%d].shape", i)), listed(gives), hint)
 	}
 	return ""
 }
