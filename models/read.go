@@ -497,7 +497,7 @@ func (c *Card) fixedBatch() (batch int) {
 			t := &tensors[i]
 			dims := declared[t.Name]
 			switch {
-			case t.Rows != nil || len(dims) == 0:
+			case t.Rows != nil || dims == nil:
 			case t.BatchAxis == 0 && slices.EqualFunc(dims, t.Shape, fits):
 				t.BatchAxis, single = NoBatchAxis, true
 			case batch == 0 && len(dims) == 1+len(t.Shape) && t.BatchAxis < len(dims):

@@ -134,8 +134,8 @@ type batch struct {
 	binding *ort.IoBinding
 	tensors map[string]ort.Value
 	pins    runtime.Pinner
-	// before and after a run, tensors are copied whose images are not one after the other in the model.
-	before, after []transposition
+	// before and after a run, tensors are copied whose images are not one after the other in the model, or that have no axes.
+	before, after []func()
 	// n images, with rows that depend on them (rows.go). inputs and outputs are the session's.
 	n               int
 	rows            []rowsOutput
@@ -178,9 +178,12 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 
 	for i, t := range c.card.InputTensors() {
 		data := inputs[i].Bytes()
+		if len(t.Batch(n)) == 0 {
+			return nil, fmt.Errorf("input %q has no axes in the model, so it is the same for all requests; want it in constants", t.Name)
+		}
 		if outer, inner := interleaved(&t, n); outer > 1 {
 			model := make([]byte, len(data))
-			b.before, data = append(b.before, transposition{model, data, n, outer, inner}), model
+			b.before, data = append(b.before, (&transposition{model, data, n, outer, inner}).run), model
 		}
 		if err := b.bind(t.Name, t.Type, t.Batch(n), data, binding.BindInput); err != nil {
 			return nil, fmt.Errorf("input %w", err)
@@ -204,10 +207,13 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 		data := outputs[i].Bytes()
 		if outer, inner := interleaved(&o, n); outer > 1 {
 			model := make([]byte, len(data))
-			b.after, data = append(b.after, transposition{data, model, outer, n, inner}), model
+			b.after, data = append(b.after, (&transposition{data, model, outer, n, inner}).run), model
 		}
 		if err := b.bind(o.Name, o.Type, o.Batch(n), data, binding.BindOutput); err != nil {
 			return nil, fmt.Errorf("output %w", err)
+		}
+		if len(o.Batch(n)) == 0 {
+			b.after = append(b.after, func() { copy(data, encoded(b.tensors[o.Name])) })
 		}
 	}
 	in, out := c.names()
@@ -260,18 +266,28 @@ func (b *batch) bind(name string, dtype models.DType, shape []int64, data []byte
 
 // tensor makes a tensor over a buffer, which stays pinned until destroy.
 func (b *batch) tensor(shape []int64, data []byte, t models.DType) (tensor ort.Value, err error) {
-	if make := scalars[t]; len(shape) == 0 && make != nil {
-		tensor, err = make(data)
-	} else {
-		if len(data) > 0 {
-			b.pins.Pin(&data[0])
-		}
-		tensor, err = ort.NewCustomDataTensor(shape, data, elementTypes[t])
+	if len(shape) > 0 && len(data) > 0 {
+		b.pins.Pin(&data[0])
 	}
-	return tensor, err
+	return newTensor(t, shape, data)
 }
 
-// scalars make tensors without axes, which only constants are. They copy the data.
+// newTensor makes a tensor over a buffer. Without axes it has a copy of the data.
+func newTensor(t models.DType, shape []int64, data []byte) (ort.Value, error) {
+	element, known := elementTypes[t]
+	switch scalar := scalars[t]; {
+	case !known:
+		return nil, fmt.Errorf("its type is %s, want numbers", t)
+	case len(shape) > 0:
+		return ort.NewCustomDataTensor(shape, data, element)
+	case scalar == nil:
+		return nil, fmt.Errorf("it has no axes and type %s, want another type", t)
+	default:
+		return scalar(data)
+	}
+}
+
+// scalars make tensors without axes, which only constants and outputs are. They copy the data.
 var scalars = map[models.DType]func(data []byte) (ort.Value, error){
 	models.Bool: scalar[bool],
 	models.I8:   scalar[int8], models.I16: scalar[int16], models.I32: scalar[int32], models.I64: scalar[int64],
@@ -304,34 +320,38 @@ func (c *cpu) inferBatch(slot, n int) error {
 	if b == nil {
 		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
 	}
-	if b.ran {
-		return b.run(c.session)
+	before := int64(0)
+	if !b.ran {
+		before = usedBytes()
 	}
-
-	// In the first run of a size, the arena grows to the size's needs.
-	before := usedBytes()
 	err := b.run(c.session)
-	var some *framework.ImagesError
-	if err != nil && !errors.As(err, &some) {
+	if _, some := errors.AsType[*framework.ImagesError](err); err != nil && !some {
 		return summarize(c.card, err)
 	}
-	b.ephemeral, b.ran = max(0, usedBytes()-before), true
+	if !b.ran { // In the first run of a size, the arena grows to the size's needs.
+		b.ephemeral, b.ran = max(0, usedBytes()-before), true
+	}
 	return err
 }
 
 func (b *batch) run(session *ort.DynamicAdvancedSession) (err error) {
-	for i := range b.before {
-		b.before[i].run()
+	for _, prepare := range b.before {
+		prepare()
 	}
+	var outputs []ort.Value
 	if len(b.rows) > 0 {
-		err = b.runRows(session)
+		outputs = slices.Clone(b.outputs)
+		err = session.Run(b.inputs, outputs)
 	} else {
 		err = session.RunWithBinding(b.binding)
 	}
-	for i := range b.after {
-		b.after[i].run()
+	if err != nil {
+		return err
 	}
-	return err
+	for _, finish := range b.after {
+		finish()
+	}
+	return b.splitRows(outputs)
 }
 
 // demotable reports false: a CPU has no streams.

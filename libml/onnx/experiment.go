@@ -53,7 +53,7 @@ func (e *Experiment) Run(inputs []draft.Tensor) (outputs []draft.Tensor, err err
 	in, out := make([]ort.Value, len(inputs)), make([]ort.Value, len(e.model.Outputs))
 	defer func() {
 		for _, v := range append(in, out...) {
-			if v != nil {
+			if v != nil && !reflect.ValueOf(v).IsNil() { // the wrapper's nil of a type is an output that it cannot allocate
 				err = errors.Join(err, v.Destroy())
 			}
 		}
@@ -61,13 +61,11 @@ func (e *Experiment) Run(inputs []draft.Tensor) (outputs []draft.Tensor, err err
 
 	for i := range inputs {
 		if in[i], err = newValue(&inputs[i]); err != nil {
-			in[i] = nil
 			return nil, fmt.Errorf("make input %q: %w", inputs[i].Name, err)
 		}
 	}
 	for i := range out {
 		if out[i], err = newOutput(&e.model.Outputs[i], append(inputs[0].Shape, 1)[0]); err != nil {
-			out[i] = nil
 			return nil, err
 		}
 	}
@@ -75,7 +73,7 @@ func (e *Experiment) Run(inputs []draft.Tensor) (outputs []draft.Tensor, err err
 		return nil, summarize(&models.Card{}, err)
 	}
 	for i, v := range out {
-		outputs = append(outputs, draft.Tensor{Name: e.model.Outputs[i].Name, Type: e.model.Outputs[i].Type, Shape: v.GetShape(), Values: valuesOf(v, e.model.Outputs[i].Type)})
+		outputs = append(outputs, draft.Tensor{Name: e.model.Outputs[i].Name, Type: e.model.Outputs[i].Type, Shape: append([]int64{}, v.GetShape()...), Values: valuesOf(v, e.model.Outputs[i].Type)})
 	}
 	return outputs, nil
 }
@@ -86,34 +84,21 @@ func (e *Experiment) Close() error { return e.session.Destroy() }
 // newValue makes an input.
 func newValue(t *draft.Tensor) (ort.Value, error) {
 	kind := models.DType(t.Type)
-	element, known := elementTypes[kind]
-	switch {
-	case !known:
-		return nil, fmt.Errorf("its type is %s, want numbers", t.Type)
-	case len(t.Shape) > 0:
-		var data []byte
-		for _, v := range t.Values {
-			data = kind.Append(data, v)
-		}
-		return ort.NewCustomDataTensor(t.Shape, data, element)
+	var data []byte
+	for _, v := range t.Values {
+		data = kind.Append(data, v)
 	}
-	switch v := t.Values[0]; t.Type { // the wrapper's other tensors have at least one axis
-	case "i64":
-		return ort.NewScalar(int64(v))
-	case "i32":
-		return ort.NewScalar(int32(v))
-	case "f32":
-		return ort.NewScalar(float32(v))
-	case "bool":
-		return ort.NewScalar(v != 0)
-	}
-	return nil, fmt.Errorf("it is one value of type %s for all images, want bool, i32, i64 or f32", t.Type)
+	return newTensor(kind, t.Shape, data)
 }
 
-// newOutput returns memory for an output that the wrapper cannot allocate, those in f16 and bf16, and nil for others.
+// newOutput returns memory for an output that the wrapper cannot allocate, those in f16 and bf16 and those without axes, and nil
+// for others.
 func newOutput(v *onnxfile.Value, images int64) (ort.Value, error) {
 	t := models.DType(v.Type)
-	if t != models.F16 && t != models.BF16 {
+	switch {
+	case v.Shape != nil && len(v.Shape) == 0:
+		return newTensor(t, nil, make([]byte, t.Bytes()))
+	case t != models.F16 && t != models.BF16:
 		return nil, nil
 	}
 	var shape ort.Shape
@@ -131,28 +116,12 @@ func newOutput(v *onnxfile.Value, images int64) (ort.Value, error) {
 
 // valuesOf returns a tensor's elements, or nothing if they are no numbers.
 func valuesOf(v ort.Value, kind string) (values []float64) {
+	data := encoded(v)
 	if t, ok := v.(*ort.CustomDataTensor); ok {
-		for _, v := range answer.Floats(models.DType(kind), t.GetData()) {
-			values = append(values, float64(v))
-		}
-		return values
+		data = t.GetData()
 	}
-	data := reflect.ValueOf(elements(v))
-	if data.Kind() != reflect.Slice {
-		return nil
-	}
-	values = make([]float64, data.Len())
-	for i := range values {
-		switch e := data.Index(i); {
-		case e.CanFloat():
-			values[i] = e.Float()
-		case e.CanInt():
-			values[i] = float64(e.Int())
-		case e.CanUint():
-			values[i] = float64(e.Uint())
-		case e.Kind() == reflect.Bool && e.Bool():
-			values[i] = 1
-		}
+	for _, v := range answer.Floats(models.DType(kind), data) {
+		values = append(values, float64(v))
 	}
 	return values
 }

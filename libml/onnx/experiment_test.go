@@ -50,12 +50,24 @@ func TestExperiment(t *testing.T) {
 	}
 }
 
+// Inputs and outputs without axes have one value.
+func TestExperimentWithoutAxes(t *testing.T) {
+	for dtype := range scalars {
+		for _, c := range [][2]models.DType{{dtype, models.F32}, {models.F32, dtype}} {
+			got, err := experiment(t, c[0], c[1]).Run([]draft.Tensor{{Name: "x", Type: string(c[0]), Values: []float64{1}}})
+			if err != nil || !slices.Equal(got[0].Values, []float64{1}) || got[0].Shape == nil || len(got[0].Shape) > 0 {
+				t.Errorf("%s to %s: %+v, %v", c[0], c[1], got, err)
+			}
+		}
+	}
+}
+
 func TestExperimentErrors(t *testing.T) {
 	e := experiment(t, models.F32, models.F16, tinymodel.Dynamic, tinymodel.Dynamic)
 	for want, x := range map[string]draft.Tensor{
 		"want a file that says all its sizes": {Name: "x", Type: "f32", Shape: []int64{1, 1}, Values: []float64{0}},
 		"its type is string":                  {Name: "x", Type: "string", Shape: []int64{1, 1}, Values: []float64{0}},
-		"one value of type f64":               {Name: "x", Type: "f64", Values: []float64{0}},
+		"it has no axes and type f16":         {Name: "x", Type: "f16", Values: []float64{0}},
 	} {
 		if _, err := e.Run([]draft.Tensor{x}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

@@ -39,12 +39,8 @@ func (b *batch) addRows(tensors []models.Tensor, i int, outputs [][]byte) {
 	b.rows = append(b.rows, r)
 }
 
-// runRows runs a batch with such outputs.
-func (b *batch) runRows(session *ort.DynamicAdvancedSession) (err error) {
-	outputs := slices.Clone(b.outputs)
-	if err := session.Run(b.inputs, outputs); err != nil {
-		return err
-	}
+// splitRows splits and frees such outputs of a batch.
+func (b *batch) splitRows(outputs []ort.Value) (err error) {
 	var many error
 	for i := range b.rows {
 		r := &b.rows[i]
@@ -142,17 +138,12 @@ func (r *rowsOutput) owners(shape []int64, data []byte, n int) (owners []int, er
 	return nil, fmt.Errorf("want rows of shape %v, as in the card", r.Shape[1:])
 }
 
-// encoded returns the elements of a tensor that ONNX Runtime allocated, in little endian.
+// encoded returns the elements of a tensor in little endian, or nothing if they are no numbers.
 func encoded(v ort.Value) []byte {
-	data, _ := binary.Append(nil, binary.LittleEndian, elements(v)) // of a card's type
-	return data
-}
-
-// elements returns a slice of a tensor's elements, or nil if they are no numbers.
-func elements(v ort.Value) any {
-	get := reflect.ValueOf(v).MethodByName("GetData") // of Tensor[T], for every T
+	get := reflect.ValueOf(v).MethodByName("GetData") // of Tensor[T] and Scalar[T], for every T
 	if !get.IsValid() {
 		return nil
 	}
-	return get.Call(nil)[0].Interface()
+	data, _ := binary.Append(nil, binary.LittleEndian, get.Call(nil)[0].Interface()) // it knows all numbers
+	return data
 }

@@ -145,6 +145,78 @@ func TestNoBatchAxis(t *testing.T) {
 	}
 }
 
+// meanModel returns a model with an output y of a type without axes: the mean of all x. rows has a row for each x that is not 0.
+func meanModel(dtype models.DType, x ...int64) tinymodel.Model {
+	const n = tinymodel.Dynamic
+	return tinymodel.Model{
+		Inputs: []tinymodel.Value{{Name: "x", Type: tinymodel.F32, Dims: x}},
+		Outputs: []tinymodel.Value{
+			{Name: "y", Type: tinymodel.Type(elementTypes[dtype])}, {Name: "rows", Type: tinymodel.I64, Dims: []int64{n, int64(len(x))}},
+		},
+		Nodes: []tinymodel.Node{
+			{Op: "ReduceMean", Inputs: []string{"x"}, Outputs: []string{"mean"}, Attribute: "keepdims"},
+			{Op: "Cast", Inputs: []string{"mean"}, Outputs: []string{"y"}, Attribute: "to", Int: int64(elementTypes[dtype])},
+			{Op: "NonZero", Inputs: []string{"x"}, Outputs: []string{"places"}}, {Op: "Transpose", Inputs: []string{"places"}, Outputs: []string{"rows"}},
+		},
+	}
+}
+
+// An output without axes is that of one image, of every type that the wrapper has. Rows may be counted by it.
+func TestOutputWithoutAxes(t *testing.T) {
+	for dtype := range elementTypes {
+		for _, rows := range []string{"", ", {name: rows, type: i64, shape: [2], rows: {max: 2, count: y}}"} {
+			dir := t.TempDir()
+			must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), meanModel(dtype, tinymodel.Dynamic, 2).Encode(), 0o600))
+			text := "name: mean\nversion: 1\nframework: onnx\nmodel: model.onnx\nslo: 1s\ninputs: [{name: x, shape: [2]}]\n"
+			text += "outputs: [{name: y, type: " + string(dtype) + ", shape: []}" + rows + "]\n"
+			must.OK(t, os.WriteFile(filepath.Join(dir, "card.yaml"), []byte(text), 0o600))
+			card, err := models.ReadCard(filepath.Join(dir, "card.yaml"))
+			must.OK(t, err)
+			if !slices.Equal(card.Batches, []int{1}) {
+				t.Errorf("%s: batches of %v, want one image", dtype, card.Batches)
+			}
+
+			f := linked(t, card)
+			x := models.F32.Append(models.F32.Append(nil, 2), 0)
+			outputs := [][]byte{make([]byte, dtype.Bytes())}
+			if rows != "" {
+				outputs = append(outputs, slices.Repeat([]byte{0xff}, 32))
+			}
+			_, err = f.ConfigureBatch(0, 1, device.HostBuffers(x), device.HostBuffers(outputs...))
+			if scalars[dtype] == nil {
+				if err == nil || !strings.Contains(err.Error(), "output y: it has no axes and type "+string(dtype)) {
+					t.Errorf("%s: %v", dtype, err)
+				}
+				continue
+			}
+			must.OK(t, err)
+			must.OK(t, f.InferBatch(0, 1))
+			if got := answer.Floats(dtype, outputs[0]); !slices.Equal(got, []float32{1}) {
+				t.Errorf("%s: got %v, want 1", dtype, got)
+			}
+			if rows != "" && !slices.Equal(outputs[1], make([]byte, 32)) {
+				t.Errorf("%s: rows of % x, want one of zeros", dtype, outputs[1])
+			}
+		}
+	}
+}
+
+// An input without axes is refused, unless it is a constant.
+func TestInputWithoutAxes(t *testing.T) {
+	dir := t.TempDir()
+	m := meanModel(models.F32)
+	m.Outputs, m.Nodes = m.Outputs[:1], m.Nodes[:2]
+	must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), m.Encode(), 0o600))
+	text := "name: mean\nversion: 1\nframework: onnx\nmodel: model.onnx\nslo: 1s\ninputs: [{name: x, shape: []}]\noutputs: [{name: y, shape: []}]\n"
+	must.OK(t, os.WriteFile(filepath.Join(dir, "card.yaml"), []byte(text), 0o600))
+	card, err := models.ReadCard(filepath.Join(dir, "card.yaml"))
+	must.OK(t, err)
+	_, err = linked(t, card).ConfigureBatch(0, 1, device.HostBuffers(make([]byte, 4)), device.HostBuffers(make([]byte, 4)))
+	if err == nil || !strings.Contains(err.Error(), `input "x" has no axes in the model, so it is the same for all requests; want it in constants`) {
+		t.Error(err)
+	}
+}
+
 // addCard returns the card of a model with two inputs and two constants: y = a + Cast(b) + Cast(k) + s. a and s
 // are f32 [n, 3], b is i64 [n, 1], k is i64 without axes.
 func addCard(t *testing.T, constants string) (*models.Card, error) {
