@@ -59,6 +59,22 @@ func (c *Context) ImportArena(fd, bytes int, readOnly bool) (*Arena, error) {
 	return a, nil
 }
 
+// Reserve returns addresses without memory, at a multiple of the driver's granularity. The caller owns them until
+// Unreserve.
+func Reserve(bytes int) (Range, error) {
+	at, err := cuMemAddressReserve.get(out, uint64(bytes), 0, 0, 0)
+	return Range{Pointer(at), bytes}, err
+}
+
+// Unreserve gives the addresses back. No arena may be at them.
+func (r Range) Unreserve() error { return cuMemAddressFree.do(uint64(r.At), uint64(r.Bytes)) }
+
+// ArenaAt gives memory to whole granules of reserved addresses. Evict frees it; the arena needs no Close.
+func (d Device) ArenaAt(r Range) (*Arena, error) {
+	a := &Arena{device: d.handle, address: r.At, bytes: r.Bytes}
+	return a, a.Restore()
+}
+
 // location is a CUmemLocation. kind is locationDevice.
 type location struct{ kind, id uint32 }
 

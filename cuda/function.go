@@ -57,6 +57,7 @@ var (
 	cuMemHostGetDevicePointer = need("cuMemHostGetDevicePointer_v2")
 	cuMemHostUnregister       = need("cuMemHostUnregister")
 
+	cuPointerGetAttribute          = may("cuPointerGetAttribute")
 	cuMemGetAllocationGranularity  = may("cuMemGetAllocationGranularity")
 	cuMemAddressReserve            = may("cuMemAddressReserve")
 	cuMemAddressFree               = may("cuMemAddressFree")

@@ -75,3 +75,13 @@ func (c *Context) Register(mem []byte, readOnly bool) (Pointer, error) {
 
 // Unregister undoes Register of the same memory.
 func (c *Context) Unregister(mem []byte) error { return cuMemHostUnregister.do(uint64(At(mem))) }
+
+// IsPinned reports whether an address is in pinned host memory.
+func IsPinned(p Pointer) bool {
+	const (
+		memoryType = 2 // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+		hostMemory = 1 // CU_MEMORYTYPE_HOST
+	)
+	kind, err := cuPointerGetAttribute.get(out, memoryType, uint64(p))
+	return err == nil && kind == hostMemory
+}

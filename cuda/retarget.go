@@ -114,6 +114,12 @@ func (r Range) Holds(other Range) bool {
 	return other.At >= r.At && other.At+Pointer(other.Bytes) <= r.At+Pointer(r.Bytes)
 }
 
+// End is the address after r.
+func (r Range) End() Pointer { return r.At + Pointer(r.Bytes) }
+
+// Overlaps reports whether a part of other is in r.
+func (r Range) Overlaps(other Range) bool { return r.At < other.End() && other.At < r.End() }
+
 // Copy is a node that copies one contiguous run of bytes.
 type Copy struct {
 	From, To Range
@@ -238,16 +244,4 @@ func (g *Graph) ReadFrom(c Copy, source Pointer) error {
 		_, err = with(cuGraphMemcpyNodeSetParams, &k, c.node, buffer)
 	}
 	return err
-}
-
-// Symbol returns the address of a function of the driver's library, by its name with its version
-// ("cuMemMap"). It is for C code that cannot call back into Go. It opens the library if needed.
-func Symbol(name string) (uintptr, error) {
-	if err := Open(); err != nil {
-		return 0, err
-	}
-	if at := symbol(name); at != 0 {
-		return uintptr(at), nil
-	}
-	return 0, &SymbolError{Symbol: name, Library: libraryPath}
 }

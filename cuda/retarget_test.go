@@ -154,17 +154,6 @@ func TestRetargetOldDriver(t *testing.T) {
 	must.OK(t, errors.Join(g.Destroy(), c.Free(out), s.Destroy(), m.Unload(), c.Close()))
 }
 
-func TestSymbol(t *testing.T) {
-	must.OK(t, Open())
-	if at, err := Symbol("cuMemMap"); err != nil || at == 0 {
-		t.Errorf("cuMemMap at %#x, %v", at, err)
-	}
-	_, err := Symbol("cuNothing")
-	if !errors.Is(err, ErrNoSymbol) || !strings.Contains(err.Error(), "cuNothing") {
-		t.Errorf("got %v", err)
-	}
-}
-
 // node opens the device, with a stream and the kernel that fills memory.
 func node(t *testing.T) (*Context, Stream, Function, *Module) {
 	t.Helper()

@@ -4,38 +4,24 @@ package onnx
 
 import (
 	"cmp"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
 )
 
-// held compares shim.h with the header of ONNX Runtime's C API: index and prototype of every
-// function that is used, constants, and the struct of the allocator.
+// held compares shim.h and the constants of api.go with the header of ONNX Runtime's C API.
 const held = `
 #include "onnxruntime_c_api.h"
 #include "shim.h"
 
-#define HOLD(name, index, result, parameters) \
-	_Static_assert(offsetof(OrtApi, name) == (index) * sizeof(void *), #name " has another index"); \
-	typedef result (*call_##name) parameters; \
-	_Static_assert(__builtin_types_compatible_p(call_##name, __typeof__(((OrtApi *)0)->name)), \
-		#name " has another prototype");
-PON_CALLS(HOLD)
-
-#define SAME(ours, theirs) _Static_assert((int)ours == (int)theirs, #theirs)
-SAME(PON_ORT_VERSION, ORT_API_VERSION);
-SAME(PON_LOGGING_FATAL, ORT_LOGGING_LEVEL_FATAL);
-SAME(PON_SEQUENTIAL, ORT_SEQUENTIAL);
-SAME(PON_DEVICE_ALLOCATOR, OrtDeviceAllocator);
-SAME(PON_MEMORY_DEFAULT, OrtMemTypeDefault);
-SAME(PON_MEMORY_HOST, OrtMemTypeCPUOutput);
-SAME(PON_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
-SAME(PON_UINT8, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8);
-SAME(PON_FLOAT16, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16);
+#define HOLD(name, index) _Static_assert(offsetof(OrtApi, name) == (index) * sizeof(void *), #name " has another index");
+#define SAME(ours, theirs) _Static_assert((int)ours == (int)theirs, #theirs);
 SAME(sizeof(struct pon_allocator), sizeof(OrtAllocator));
 
 #define FIELD(ours, theirs) \
@@ -58,7 +44,23 @@ func TestShimHeader(t *testing.T) {
 	}
 	dir := t.TempDir()
 	source := filepath.Join(dir, "held.c")
-	must.OK(t, os.WriteFile(source, []byte(held), 0o644))
+	text := held + fmt.Sprintf("SAME(%d, ORT_API_VERSION)\n", apiVersion)
+	constants := regexp.MustCompile(`(\w+) +(?:(function) +)?= (\d+|math.MaxUint64) *(?:// (\w+))?`)
+	own := must.Get(os.ReadFile("api.go"))(t)
+	found := constants.FindAllStringSubmatch(string(own), -1)
+	if len(found) < 39 {
+		t.Fatalf("found %d constants in api.go: %q", len(found), found)
+	}
+	for _, c := range found {
+		name, isFunction, value, comment := c[1], c[2] != "", c[3], c[4]
+		switch {
+		case isFunction:
+			text += fmt.Sprintf("HOLD(%s%s, %s)\n", strings.ToUpper(name[:1]), name[1:], value)
+		case comment != "":
+			text += fmt.Sprintf("SAME(%s, %s)\n", strings.ReplaceAll(value, "math.MaxUint64", "-1"), comment)
+		}
+	}
+	must.OK(t, os.WriteFile(source, []byte(text), 0o644))
 	compiler := cmp.Or(os.Getenv("CC"), "cc")
 	cmd := exec.Command(compiler, "-std=c11", "-fsyntax-only", "-I", strings.TrimSpace(string(out)), "-I", ".", source)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -87,10 +89,14 @@ int main() {
 }
 `
 
-// finds looks up no_memory, as pon_open does.
+// finds takes the place of Go, which has no memory.
 const finds = `
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include "shim.c"
-void find_no_memory(void) { no_memory = (void (*)(void))dlsym(RTLD_DEFAULT, NO_MEMORY); }
+void find_no_memory(void) { pon_pools(0, 0, (uintptr_t)dlsym(RTLD_DEFAULT, "_ZSt17__throw_bad_allocv")); }
+uint64_t ponAllocate(uint64_t pool, uint64_t bytes) { return 0; }
+void ponRelease(uint64_t address) {}
 `
 
 // ONNX Runtime only notices missing memory by an exception.

@@ -29,7 +29,7 @@ type hosts struct {
 
 // redirect makes a copy of the graph read memory of h with the same contents.
 func (h *hosts) redirect(graph *cuda.Graph, copied cuda.Copy, in *cuda.Context) error {
-	if !isPinned(copied.From.At) {
+	if !cuda.IsPinned(copied.From.At) {
 		return fmt.Errorf("%w: it copies %d bytes from host memory that is not pinned", errNoGraph, copied.From.Bytes)
 	}
 	block, err := in.AllocateHost(copied.From.Bytes)
@@ -37,7 +37,7 @@ func (h *hosts) redirect(graph *cuda.Graph, copied cuda.Copy, in *cuda.Context) 
 		return err
 	}
 	h.blocks = append(h.blocks, block)
-	copyHost(cuda.At(block), copied.From.At, len(block))
+	copy(block, cuda.Bytes(copied.From.At, len(block)))
 	return graph.ReadFrom(copied, cuda.At(block))
 }
 

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
 )
 
@@ -30,4 +32,60 @@ func TestRefusedSession(t *testing.T) {
 	if made != nil || err == nil {
 		t.Errorf("a session %#v of no model: %v", made, err)
 	}
+}
+
+// A session on the CPU takes its memory from a pool too, if ONNX Runtime is told so: with the calls and the allocator
+// of sessions on a GPU, whose provider the library of the tests lacks.
+func TestSessionAllocates(t *testing.T) {
+	const child = "PENSTOCK_SESSION_ALLOCATES"
+	if os.Getenv(child) == "" {
+		c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		c.Env = append(os.Environ(), child+"=1")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	weights := somePool(t, bound(t))
+	scratch, err := newScratchPool(weights.device)
+	must.OK(t, err)
+	must.OK(t, openAPI(must.Get(Library())(t)))
+	card := shipped(t, "fashion")
+	model := must.Get(os.ReadFile(card.Model))(t)
+
+	var c calls
+	defer c.release()
+	library.environment = c.do(createEnv, loggingFatal, c.text("test"))
+	library.onGPU = c.do(createMemoryInfo, c.text("Cpu"), deviceAllocator, 0, memoryDefault)
+	library.queued = c.do(createRunOptions)
+	c.do(registerAllocator, library.environment, allocator(library.onGPU, library.noMemory))
+	options := c.do(createSessionOptions)
+	c.do(setIntraOpNumThreads, options, 1)
+	c.do(disableMemPattern, options)
+	c.do(addSessionConfigEntry, options, c.text("session.use_env_allocators"), c.text("1"))
+	s := &ortSession{handle: c.in(weights.all.At, createSessionFromArray, library.environment, array(&c.arguments, model), uint64(len(model)), options)}
+	must.OK(t, c.err)
+	if weights.readState().used == 0 {
+		t.Error("the session's weights are not in the pool")
+	}
+
+	in, out := card.InputTensors()[0], card.Outputs[0]
+	at := func(bytes int) cuda.Pointer { return weights.allocate(bytes) }
+	b, err := s.bind([]place{{in.Name, at(in.Bytes()), in.Bytes(), in.Batch(1), in.Type}},
+		[]place{{out.Name, at(out.Bytes()), out.Bytes(), out.Batch(1), out.Type}})
+	must.OK(t, err)
+	must.OK(t, b.run(scratch))
+	if s := scratch.readState(); s.used != 0 || s.peak == 0 {
+		t.Errorf("the run left %d bytes, its peak was %d", s.used, s.peak)
+	}
+	if n := testing.AllocsPerRun(100, func() { must.OK(t, b.run(scratch)) }); n != 0 {
+		t.Errorf("a run allocates %v times on Go's heap", n)
+	}
+
+	cudafake.Set(t, cudafake.Memory(0))
+	scratch.trim(0)
+	if err := b.run(scratch); err == nil || scratch.readState().refused == nil {
+		t.Errorf("without memory: %v", err)
+	}
+	must.OK(t, scratch.close())
 }

@@ -26,9 +26,6 @@ func bound(t *testing.T) *cuda.Context {
 	if err == nil {
 		err = c.Bind()
 	}
-	if err == nil {
-		err = startPools()
-	}
 	must.OK(t, err)
 	t.Cleanup(func() {
 		cudafake.Reset()
@@ -40,7 +37,7 @@ func bound(t *testing.T) *cuda.Context {
 	return c
 }
 
-func pools(t *testing.T, c *cuda.Context) *pool {
+func somePool(t *testing.T, c *cuda.Context) *pool {
 	t.Helper()
 	p, err := newPool(c.Device())
 	must.OK(t, err)
@@ -132,7 +129,7 @@ func write(t *rapid.T, at cuda.Pointer, bytes int) {
 }
 
 func TestPoolTrim(t *testing.T) {
-	p := pools(t, bound(t))
+	p := somePool(t, bound(t))
 	first, second := p.allocate(4*mebi), p.allocate(3*mebi)
 	if s := p.readState(); s.mapped != 8*mebi || s.peak != 7*mebi {
 		t.Errorf("%+v", s)
@@ -154,7 +151,7 @@ func TestPoolTrim(t *testing.T) {
 
 // Without memory a pool returns nothing, and reports the reason, until the next mark.
 func TestPoolWithoutMemory(t *testing.T) {
-	p := pools(t, bound(t))
+	p := somePool(t, bound(t))
 	kept := p.allocate(2 * mebi)
 	cudafake.Set(t, cudafake.Memory(8*mebi))
 	at := p.allocate(64 * mebi)
