@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
+	"github.com/penstock/penstock/wire"
 )
 
 // A model has two inputs, a constant and a state: y = x * k * sr + h, and the next h is h + x. Each stream has its own.
@@ -63,9 +64,9 @@ func TestTensors(t *testing.T) {
 				t.Fatalf("round %d, stream %d: %s, %v", round, r.Tag, r.Status, r.Err)
 			}
 			s := int(r.Tag)
-			y := make([]float32, 5)
-			_, err := binary.Decode(r.Payload, binary.LittleEndian, y)
-			must.OK(t, err)
+			var c wire.Content
+			must.OK(t, c.Decode(r.Kind, r.Payload))
+			y := c.Tensors[0].Values().([]float32)
 			if want := slices.Repeat([]float32{x(s)*float32(s)*rate + sums[s]}, 5); !slices.Equal(y, want) {
 				t.Errorf("round %d, stream %d: %v, want %v", round, s, y, want)
 			}
