@@ -73,8 +73,6 @@ type Config struct {
 	// fill.
 	Fixed int
 	Delay time.Duration
-	// RunLate: for Rule.Pick no request is late.
-	RunLate bool
 }
 
 // Fit is a rule's judgement of the device share (paper 3.3.1). It changes nothing by

@@ -91,58 +91,6 @@ func TestFixedSize(t *testing.T) {
 	}
 }
 
-func TestRunLate(t *testing.T) {
-	for _, name := range []string{SLAB, AIMD, One, Fixed} {
-		late := func() []Request {
-			return []Request{{Slot: 1, Deadline: 5}, {Slot: 2, Deadline: -100}, {Slot: 3, Deadline: 1000, Priority: 1}, {Slot: 4, Deadline: 1 << 40}}
-		}
-		cfg := Config{SLO: time.Second, MaxBatch: 8, Fixed: 8}
-		r := newRule(t, name, cfg)
-		s := r.Start()
-		s.Limit = max(s.Limit, 2)
-		pending := late()
-		if batch, n := r.Pick(s, pending, 0, false, each); n != 2 || batch == 0 {
-			t.Errorf("%s: batch of %d, %d late, want two late", name, batch, n)
-		}
-		cfg.RunLate = true
-		r = newRule(t, name, cfg)
-		pending = late()
-		batch, n := r.Pick(s, pending, 0, false, each)
-		if want := min(r.Size(s), 4); n != 0 || batch != want {
-			t.Errorf("%s runs all: batch of %d, %d late, want %d and none", name, batch, n, want)
-		}
-		// The request of high priority goes first, then the most overdue.
-		if got := slots(pending[:batch]); !slices.Equal(got, []uint32{3, 2, 1, 4}[:batch]) {
-			t.Errorf("%s runs all: in the order of %v", name, got)
-		}
-	}
-}
-
-// Every request runs in the end.
-func TestAllRequestsRun(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		name := rapid.SampledFrom([]string{SLAB, AIMD, One, Fixed}).Draw(t, "rule")
-		r := newRule(t, name, Config{SLO: time.Second, Ladder: []int{1, 2, 4, 8}, Fixed: 4, Delay: 10, RunLate: true})
-		pending := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Request {
-			return Request{
-				Slot: rapid.Uint32Range(0, 1000).Draw(t, "slot"), Priority: rapid.Uint8Range(0, 2).Draw(t, "priority"),
-				Deadline: rapid.Int64Range(-1000, 1000).Draw(t, "deadline"),
-			}
-		}), 1, 60).Draw(t, "pending")
-		s, now := r.Start(), int64(0)
-		for len(pending) > 0 {
-			now = max(now, r.ReadyAt(s, pending))
-			batch, late := r.Pick(s, pending, now, false, each)
-			if late != 0 || batch < 1 || batch > r.Size(s) {
-				t.Fatalf("batch of %d, %d late, size %d", batch, late, r.Size(s))
-			}
-			s = r.Next(s, Observation{Batch: batch, Padded: r.Pad(batch), Elapsed: each(batch)})
-			now += int64(each(batch))
-			pending = pending[batch:]
-		}
-	})
-}
-
 func TestSince(t *testing.T) {
 	batch := []Request{{Whole: 30}, {Whole: 10}, {Whole: 20}}
 	for _, c := range []struct {

@@ -44,8 +44,7 @@ func Pick(pending []Request, now int64, limit int, expected func(n int) time.Dur
 }
 
 // Pick is the function Pick with the rule's settings: the batch has at most Size requests.
-// If the rule runs late requests, none counts as late, and the most overdue go first. A batch
-// of a fixed size takes all pending requests, whatever its padding costs.
+// A batch of a fixed size takes all pending requests, whatever its padding costs.
 //
 // demoted means that the batch would run at low priority. It then takes only requests that it
 // will answer in time at the recent low-priority rate. The others keep waiting, unless they
@@ -54,7 +53,7 @@ func Pick(pending []Request, now int64, limit int, expected func(n int) time.Dur
 // If all are predicted late and no such batch has ended for probeEvery, the request with the
 // most time left runs alone, as a probe. Otherwise nothing would correct a wrong estimate.
 func (r *Rule) Pick(s State, pending []Request, now int64, demoted bool, expected func(n int) time.Duration) (batch, late int) {
-	d := dispatch{limit: r.Size(s), slower: 1, runLate: r.cfg.RunLate, all: r.name == Fixed || s.probe > 0}
+	d := dispatch{limit: r.Size(s), slower: 1, all: r.name == Fixed || s.probe > 0}
 	ended := s.ended
 	if demoted {
 		d.slower, ended = s.stretch, s.demoted
@@ -114,10 +113,9 @@ func (r *Rule) Since(s State, batch []Request) int64 {
 
 // dispatch has a pick's inputs other than the requests.
 type dispatch struct {
-	limit   int     // per batch
-	slower  float64 // how many times the expected time this batch takes, at least 1
-	runLate bool    // no request is late
-	all     bool    // padding costs nothing
+	limit  int     // per batch
+	slower float64 // how many times the expected time this batch takes, at least 1
+	all    bool    // padding costs nothing
 }
 
 // Choose returns how many of the waiting requests make the next batch, at most limit; 0 if all are late. takes
@@ -149,9 +147,6 @@ func pick(pending []Request, now int64, d dispatch, expected func(n int) time.Du
 	}
 	slices.SortFunc(pending, byDeadline)
 	before := func(t time.Duration) int { // how many are late if they take t
-		if d.runLate {
-			return 0
-		}
 		n, _ := slices.BinarySearchFunc(pending, now+int64(t), compareDeadline)
 		return n
 	}

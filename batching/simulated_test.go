@@ -90,19 +90,3 @@ func TestBaselines(t *testing.T) {
 		}
 	}
 }
-
-// This is why all rules reject late requests: under overload, a rule that runs them
-// answers almost nothing in time, whatever its batches.
-func TestRunLateGoodput(t *testing.T) {
-	c := slabsim.Config{SLO: 25 * time.Millisecond, Device: models["heavy"], Ladder: []int{1, 2, 4, 8, 16, 32}, MaxBatch: 32, Seed: 1, Duration: 5 * time.Second}
-	for _, r := range append([]slabsim.Rule{{Name: batching.SLAB}}, baselines...) {
-		run := r
-		run.RunLate = true
-		loads, err := slabsim.Compare(c, 1.5, r, run)
-		must.OK(t, err)
-		t.Logf("%s: %.0f a second in time, %.0f where all are run", r, loads[0].GoodputRPS, loads[1].GoodputRPS)
-		if loads[0].GoodputRPS < 100 || loads[1].GoodputRPS > loads[0].GoodputRPS/10 {
-			t.Errorf("%s answers %.0f a second in time, and %.0f where all are run; want a tenth at most", r, loads[0].GoodputRPS, loads[1].GoodputRPS)
-		}
-	}
-}

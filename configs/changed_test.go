@@ -17,7 +17,7 @@ func TestChangedKeys(t *testing.T) {
 	} {
 		a, b := Default(), Default()
 		a.Source.DPDK, b.Source.DPDK = &DPDK{}, &DPDK{}
-		b.Text, b.Digest, b.File, b.Lab = []byte("x"), "x", "x", Lab{RunLate: true} // no keys
+		b.Text, b.Digest, b.File, b.Lab = []byte("x"), "x", "x", Lab{CopyGather: true} // no keys
 		if edit != nil {
 			edit(&b)
 		}

@@ -188,9 +188,6 @@ func (f *Function) Check() error {
 
 // On returns an error if a configuration does not suit device, the result of resolving DeviceAuto.
 func (c *Config) On(device string) error {
-	if err := c.Lab.on(device); err != nil {
-		return err
-	}
 	if err := c.Shares.Change.On(device); err != nil {
 		return fmt.Errorf("shares.change %w", err)
 	}

@@ -483,8 +483,6 @@ type Setup struct {
 	// back. A configuration may set another objective than the card.
 	SLONanos int64    `json:"slo_ns,omitempty"`
 	Batching Batching `json:"batching,omitzero"`
-	// RunLate: run requests even if they can no longer meet their objective.
-	RunLate bool `json:"run_late,omitempty"`
 	// Copy: on a GPU, the CPU assembles the fragments of a batch, and one copy moves them to
 	// the GPU. It replaces the gather kernel.
 	Copy bool `json:"copy,omitempty"`

@@ -58,13 +58,12 @@ func (t *replyTurn) answerOverdue(now int64) {
 }
 
 // overdue appends the slots whose requests are due for `late`. It returns when the next
-// one will be; 0 if none is in flight. A node that runs late requests has no deadline to
-// keep.
+// one will be; 0 if none is in flight.
 func (q *Queue) overdue(now int64, slots []uint32) (_ []uint32, next int64) {
 	p := q.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if q.inFlight == 0 || p.runLate {
+	if q.inFlight == 0 {
 		return slots, 0
 	}
 

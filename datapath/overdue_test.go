@@ -146,24 +146,22 @@ func TestOverdueTimes(t *testing.T) {
 
 	for _, row := range []struct {
 		name      string
-		runLate   bool
 		deadlines []int64 // of requests in flight, after now
 		edit      func(p *Port)
 		slots     []uint32
 		wake      int64 // when the reply thread checks next, after now
 		rests     bool
 	}{
-		{"nothing in flight", false, nil, nil, nil, 1000 * ms, true},
-		{"a healthy process may answer yet", false, []int64{-24 * ms, 500 * ms}, nil, nil, ms, false},
-		{"past the grace", false, []int64{-30 * ms, 500 * ms, -31 * ms}, nil, []uint32{0, 2}, 20 * ms, false},
-		{"a later request may be due earlier", false, []int64{500 * ms}, nil, nil, 20 * ms, false},
-		{"soon due", false, []int64{500 * ms, -15 * ms}, nil, nil, 10 * ms, false},
-		{"answered before", false, []int64{-30 * ms}, func(p *Port) { p.flights[0].answered = true }, nil, 20 * ms, false},
-		{"of another queue", false, []int64{-30 * ms, -30 * ms}, func(p *Port) { p.flights[0].queue.inFlight--; p.flights[0].queue = &Queue{} }, []uint32{1}, 20 * ms, false},
-		{"late requests are run", true, []int64{-30 * ms}, nil, nil, 1000 * ms, true},
+		{"nothing in flight", nil, nil, nil, 1000 * ms, true},
+		{"a healthy process may answer yet", []int64{-24 * ms, 500 * ms}, nil, nil, ms, false},
+		{"past the grace", []int64{-30 * ms, 500 * ms, -31 * ms}, nil, []uint32{0, 2}, 20 * ms, false},
+		{"a later request may be due earlier", []int64{500 * ms}, nil, nil, 20 * ms, false},
+		{"soon due", []int64{500 * ms, -15 * ms}, nil, nil, 10 * ms, false},
+		{"answered before", []int64{-30 * ms}, func(p *Port) { p.flights[0].answered = true }, nil, 20 * ms, false},
+		{"of another queue", []int64{-30 * ms, -30 * ms}, func(p *Port) { p.flights[0].queue.inFlight--; p.flights[0].queue = &Queue{} }, []uint32{1}, 20 * ms, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			p := &Port{runLate: row.runLate, table: table, flights: make([]flight, geometry.Slots)}
+			p := &Port{table: table, flights: make([]flight, geometry.Slots)}
 			q := &Queue{port: p, inFlight: len(row.deadlines)}
 			for slot, deadline := range row.deadlines {
 				p.flights[slot].queue = q

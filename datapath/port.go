@@ -67,9 +67,6 @@ type Options struct {
 	Transit time.Duration
 	// Trusted addresses stand for many machines each.
 	Trusted []netip.Prefix
-	// RunLate lets processes run requests after their deadline: nothing is overdue. It makes the port a
-	// baseline to compare Penstock with (docs/adr/0010-baselines.md).
-	RunLate bool
 	// Version is the version of the model, for requests that are not run.
 	Version uint32
 	Log     zerolog.Logger
@@ -88,7 +85,6 @@ type Port struct {
 	sources   *Sources
 	receivers []*receiver // one per source
 	queues    []*Queue
-	runLate   bool
 	observer  Observer // set by Start
 
 	threads sync.WaitGroup // receive and reply
@@ -169,7 +165,6 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 			PoolBytes:    poolBytes(slots, max(minResultBytes, o.ResultBytes)),
 		},
 		sources:      sources,
-		runLate:      o.RunLate,
 		requestBytes: o.RequestBytes,
 		flights:      make([]flight, slots),
 		objective:    o.Objective,

@@ -33,9 +33,6 @@ type Queue struct {
 	abandoned    []uint32
 	expireBefore time.Duration
 
-	// lastGood is when a request was last answered well, by runclock.Now; 0: none was. The reply
-	// thread writes it.
-	lastGood atomic.Int64
 	// resting: the reply thread only waits for replies; it does not check deadlines.
 	resting atomic.Bool
 }
@@ -170,9 +167,6 @@ func (q *Queue) flying(yield func(slot uint32, fl *flight) bool) {
 		}
 	}
 }
-
-// LastGood returns when a request was last answered with status ok, by runclock.Now; 0 if none was.
-func (q *Queue) LastGood() time.Duration { return time.Duration(q.lastGood.Load()) }
 
 // Arrivals counts the requests since the queue was made.
 func (q *Queue) Arrivals() int {

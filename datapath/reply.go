@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -61,7 +60,6 @@ type replyTurn struct {
 	abandoned []uint32  // slots that no process will answer
 	owners    []uint32  // receivers of the slots that are being answered
 	overdue   []uint32  // slots whose deadline has passed
-	good      bool      // a request was answered well
 	picture   *pictures // that the thread has claimed; nil for none
 
 	nextOverdue int64 // when the next request in flight is overdue, shm.Now; 0: none is in flight
@@ -82,7 +80,6 @@ func (t *replyTurn) begin() {
 		t.sides[i].answers = t.sides[i].answers[:0]
 	}
 	t.answered = t.answered[:0]
-	t.good = false
 }
 
 // each calls do for each slot under the locks that answer needs. It goes receiver by
@@ -155,7 +152,6 @@ func (t *replyTurn) answer(slot uint32, reported shm.Result, payload []byte) {
 	if result.Status != wire.StatusOK {
 		payload, result.Kind = nil, wire.KindNone
 	}
-	t.good = t.good || result.Status == wire.StatusOK
 	t.count(slot, now, &origin, &reported, result.Status) // before End: then the slot may be reused
 	t.claim(slot, now, &origin, &result, payload)
 	a.End(now, slot, &result, payload, &side.events)
@@ -194,9 +190,6 @@ func (t *replyTurn) finish() {
 		r.send(&side.out)
 	}
 	sent := shm.Now()
-	if t.good {
-		t.queue.lastGood.Store(int64(runclock.Now()))
-	}
 	t.copyPicture(sent)
 	for i := range t.sides {
 		if spans := t.sides[i].events.Release; len(spans) > 0 {

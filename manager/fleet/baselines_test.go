@@ -5,10 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
@@ -111,62 +109,5 @@ func TestWithoutSharesEvenLoad(t *testing.T) {
 	}
 	if got := b.status("a").SharePercent; got != 100 {
 		t.Errorf("together they may use %v %%, want 100", got)
-	}
-}
-
-func TestFixedBatchFitsModel(t *testing.T) {
-	b := newNode(t, "cpu", nil, "cgroup-v2")
-	b.cfg.Lab.Batching = control.Batching{Rule: control.BatchFixed, Size: 3}
-	if err := b.add(whole("a")); err == nil || !strings.Contains(err.Error(), "want one of the model's, [1 2 4]") {
-		t.Errorf("batches of 3: %v", err)
-	}
-	b.cfg.Lab.Batching.Size = 4
-	must.OK(t, b.add(whole("a")))
-	b.turns()
-	other := testCard()
-	other.Name, other.Version, other.Batches = "other", 9, []int{1, 8}
-	if err := b.functions.find("a").takes(other, whole("a")); err == nil || !strings.Contains(err.Error(), "[1 8]") {
-		t.Errorf("a model without batches of 4: %v", err)
-	}
-}
-
-// If every request is run, a backlog beyond capacity does not prove that a process
-// hangs. A process without any answer does hang.
-func TestLongBacklog(t *testing.T) {
-	for runLate, hangs := range map[bool]bool{true: false, false: true} {
-		cfg := configs.Default()
-		cfg.Lab.RunLate = runLate
-		b := newBed(t, cfg, 100)
-		in, s := b.instances[0], b.dial()
-		c := b.owner(0, 1)
-		s.Send(1)
-		s.Send(2)
-		b.eventually("both are published", func() bool { return b.port.InFlight() == 2 })
-		slots := c.Await(2)
-		old := in.queue.Oldest()
-		b.eventually("time moves on", func() bool { return runclock.Now() > old+time.Millisecond })
-		c.Answer(slots[1:], nil)
-		if e := s.Next(); e.Status != client.StatusOK {
-			t.Fatalf("request %d is %v, want ok", e.Tag, e.Status)
-		}
-		var answered time.Duration
-		b.eventually("the answer is noted", func() bool {
-			answered = in.queue.LastGood()
-			return answered != 0
-		})
-		in.watch(max(old, answered-1) + 2*b.hangTimeout)
-		if hangs {
-			if e := s.Next(); e.Status != client.StatusFailed {
-				t.Errorf("late requests are run, %v: request %d is %v, want failed", runLate, e.Tag, e.Status)
-			}
-			continue
-		}
-		if n := b.port.InFlight(); n != 1 {
-			t.Errorf("late requests are run, %v: %d requests in flight, want 1 still", runLate, n)
-		}
-		in.watch(answered + 2*b.hangTimeout + 1)
-		if e := s.Next(); e.Status != client.StatusFailed {
-			t.Errorf("late requests are run, %v: request %d is %v after long silence, want failed", runLate, e.Tag, e.Status)
-		}
 	}
 }

@@ -99,7 +99,6 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		Gather:           gatherTimeout(&fl.cfg, f.slo),
 		Transit:          fl.cfg.Transit,
 		Trusted:          fl.cfg.Trusted,
-		RunLate:          fl.cfg.Lab.RunLate,
 		Version:          card.Version,
 		Log:              f.log,
 	})

@@ -257,11 +257,6 @@ func (in *instance) watch(now time.Duration) {
 		in.stoppedSince = 0
 		return
 	}
-	if in.fleet.cfg.Lab.RunLate {
-		// A backlog may be as long as there are slots: while answers come, the process is
-		// alive.
-		oldest = max(oldest, in.queue.LastGood())
-	}
 	patience := in.f.hangTimeout
 	if q := holder(in.pair, in.queue.Owner()); q == nil || q.Role == control.Kill {
 		in.stoppedSince = 0
@@ -278,7 +273,7 @@ func (in *instance) watch(now time.Duration) {
 }
 
 // hangs returns why the process q, which should answer, must be killed; empty: it may go on. oldest is when
-// the oldest request arrived, or the last answer was given.
+// the oldest request arrived.
 func (in *instance) hangs(q *pair.Process, now, oldest time.Duration) string {
 	if in.standsStill(q, now) {
 		return "another program had stopped the process (SIGSTOP); it missed a deadline and was killed, and its shadow takes over"

@@ -16,7 +16,7 @@ import (
 
 // A process gets what the node's Lab settings say.
 func TestProcessIsGrantedTheLab(t *testing.T) {
-	lab := configs.Lab{Batching: control.Batching{Rule: control.BatchFixed, Size: 2, Delay: time.Millisecond}, RunLate: true, CopyGather: true}
+	lab := configs.Lab{Batching: control.Batching{Rule: control.BatchFixed, Size: 2, Delay: time.Millisecond}, CopyGather: true}
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 40))
 	b.cfg.Lab = lab
 	b.turns()
@@ -44,7 +44,7 @@ func TestProcessIsGrantedTheLab(t *testing.T) {
 	for _, f := range files {
 		f.Close()
 	}
-	if got.Batching != lab.Batching || got.RunLate != lab.RunLate || got.Copy != lab.CopyGather {
+	if got.Batching != lab.Batching || got.Copy != lab.CopyGather {
 		t.Errorf("granted %+v, want what %s says", got, lab)
 	}
 }

@@ -136,10 +136,6 @@ func (f *function) takes(card *models.Card, want configs.Function) error {
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d x %d x %d, and the camera sends %d x %d x %d; add it as another function",
 			f.name, card.Name, in.Height, in.Width, in.Channels, f.camera.Height, f.camera.Width, f.camera.PixelBytes)
 	}
-	s := setupUnder(&f.fleet.cfg, want, card)
-	if err := f.fleet.cfg.Lab.FitsBatches(card.Batches, s.slo, s.hangTimeout); err != nil {
-		return fmt.Errorf("replace model of %s: %w", f.name, err)
-	}
 	if bytes := card.ResultBytes(); bytes > int(f.port.Geometry().ResultBytes) {
 		return fmt.Errorf("replace model of %s: %s answers with up to %d bytes, and the function has room for %d; add it as another function",
 			f.name, card.Name, bytes, f.port.Geometry().ResultBytes)

@@ -43,7 +43,6 @@ func (s setup) attached(cfg *configs.Config) control.Setup {
 		Streams:       s.streams,
 		BusyPollNanos: int64(cfg.BusyPoll),
 		Batching:      cfg.Lab.Batching,
-		RunLate:       cfg.Lab.RunLate,
 		Copy:          cfg.Lab.CopyGather,
 	}
 }

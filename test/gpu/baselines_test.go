@@ -28,12 +28,12 @@ func TestBaselines(t *testing.T) {
 		says         says
 		share        bool
 	}{
-		{"time slicing", "", configs.Lab{TimeSlicing: true, Batching: one, RunLate: true}, says{"time-slicing", "none"}, false},
+		{"time slicing", "", configs.Lab{TimeSlicing: true, Batching: one}, says{"time-slicing", "none"}, false},
 		{"time slicing and SLAB", "", configs.Lab{TimeSlicing: true}, says{"time-slicing", "none"}, false},
-		{"default MPS", "", configs.Lab{Change: configs.ChangeNone, Batching: one, RunLate: true}, says{"mps", "none"}, false},
+		{"default MPS", "", configs.Lab{Change: configs.ChangeNone, Batching: one}, says{"mps", "none"}, false},
 		{"default MPS and SLAB", "", configs.Lab{Change: configs.ChangeNone}, says{"mps", "none"}, false},
 		{"default MPS, AIMD", "", configs.Lab{Change: configs.ChangeNone, Batching: control.Batching{Rule: control.BatchAIMD}}, says{"mps", "none"}, false},
-		{"default MPS, fixed batches", "", configs.Lab{Change: configs.ChangeNone, Batching: fixed(8, 5*time.Millisecond), RunLate: true}, says{"mps", "none"}, false},
+		{"default MPS, fixed batches", "", configs.Lab{Change: configs.ChangeNone, Batching: fixed(8, 5*time.Millisecond)}, says{"mps", "none"}, false},
 		{"static percentages", "shares: {policy: gslice, change: shadow, tune: false}", configs.Lab{}, says{"mps", "shadow"}, true},
 		{"the CPU gathers", "", configs.Lab{Change: configs.ChangeNone, CopyGather: true}, says{"mps", "none"}, false},
 		{"the CPU gathers, on partitions", "shares: {policy: gslice, tune: false, change: partition}", configs.Lab{CopyGather: true, Batching: fixed(4, 0)}, says{"mps", "partition"}, true},

@@ -105,9 +105,9 @@ func TestONNXRuntime(t *testing.T) {
 
 func TestLab(t *testing.T) {
 	m := &machine{}
-	m.config.Lab.RunLate = true
+	m.config.Lab.CopyGather = true
 	r := run(context.Background(), m, labChecks)
-	if len(r) != 1 || r[0].OK || r[0].Fatal || !strings.Contains(r[0].Text, `PENSTOCK_LAB={"run_late":true}`) || r[0].Fix != "unset PENSTOCK_LAB" {
+	if len(r) != 1 || r[0].OK || r[0].Fatal || !strings.Contains(r[0].Text, `PENSTOCK_LAB={"copy_gather":true}`) || r[0].Fix != "unset PENSTOCK_LAB" {
 		t.Errorf("found %+v", r)
 	}
 }

@@ -155,22 +155,17 @@ func (d Device) Time(padded int) time.Duration {
 
 // Rule is the name of a batching rule with its settings in batching.Config.
 type Rule struct {
-	Name    string
-	Fixed   int
-	Delay   time.Duration
-	RunLate bool
+	Name  string
+	Fixed int
+	Delay time.Duration
 }
 
 // String returns a description of the rule.
 func (r Rule) String() string {
-	text := r.Name
 	if r.Name == batching.Fixed {
-		text = fmt.Sprintf("%s %d, %v", r.Name, r.Fixed, r.Delay)
+		return fmt.Sprintf("%s %d, %v", r.Name, r.Fixed, r.Delay)
 	}
-	if r.RunLate {
-		text += ", all run"
-	}
-	return text
+	return r.Name
 }
 
 // slots is the max number of waiting requests in comparisons of rules. Further ones are
@@ -193,7 +188,7 @@ func Compare(c Config, factor float64, rules ...Rule) ([]Load, error) {
 
 func (c *Config) rule(r Rule) (*batching.Rule, error) {
 	rule, err := batching.New(r.Name, batching.Config{
-		SLO: c.SLO, Ladder: c.Ladder, MaxBatch: c.MaxBatch, Fixed: r.Fixed, Delay: r.Delay, RunLate: r.RunLate,
+		SLO: c.SLO, Ladder: c.Ladder, MaxBatch: c.MaxBatch, Fixed: r.Fixed, Delay: r.Delay,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("simulate batching: %w", err)

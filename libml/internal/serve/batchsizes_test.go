@@ -11,8 +11,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/functiontest"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
 )
 
 // grantRule grants a process this batching rule.
@@ -129,33 +127,6 @@ func TestFixedSizeDrain(t *testing.T) {
 	d.drained()
 	if sizes, _ := next.History(); !slices.Equal(sizes, []int{1, 1}) {
 		t.Errorf("ran batches of %v, want two of 1", sizes)
-	}
-}
-
-// A process runs late requests if its grant allows that.
-func TestRunLate(t *testing.T) {
-	past := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete - 1 }
-	for _, rule := range control.BatchingRules {
-		h, f := newHarness(t, functiontest.Card()), functiontest.NewFake()
-		h.grant = func(a *control.Attached) {
-			grantRule(rule, 2, 0)(a)
-			a.RunLate = true
-		}
-		c := h.serving(f, 1)
-		for slot := range uint32(6) {
-			h.Publish(slot, h.Picture(byte(slot)), past)
-		}
-		for _, slot := range h.Replies(6) {
-			h.Answered(slot, h.Picture(byte(slot)))
-		}
-		c.drained()
-		h.grant = grantRule(rule, 2, 0)
-		c = h.serving(h.Fake(), 2)
-		h.Publish(7, h.Picture(7), past)
-		if got := h.Status(h.Replies(1)[0]); got != wire.StatusLate {
-			t.Errorf("%s answers what is late %v, want late", rule, got)
-		}
-		c.drained()
 	}
 }
 

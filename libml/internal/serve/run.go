@@ -182,8 +182,7 @@ func (p *process) readAttached(attached control.Attached) (err error) {
 	p.slo = time.Duration(attached.SLONanos)
 	p.newRule = func(ladder []int) (*batching.Rule, error) {
 		return batching.New(string(cmp.Or(attached.Batching.Rule, control.BatchSLAB)), batching.Config{
-			SLO: p.slo, Ladder: ladder, RunLate: attached.RunLate,
-			Fixed: attached.Batching.Size, Delay: attached.Batching.Delay,
+			SLO: p.slo, Ladder: ladder, Fixed: attached.Batching.Size, Delay: attached.Batching.Delay,
 		})
 	}
 	if p.card, err = readCard(attached); err == nil {
