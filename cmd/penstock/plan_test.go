@@ -278,7 +278,7 @@ func TestPlanNoProfiles(t *testing.T) {
 func TestReplaySeed(t *testing.T) {
 	args := []string{"--services", scenarios, "--scenario", "S1", "--replay", "--requests", "2000"}
 	out := plannedWith(t, args...)
-	for _, want := range []string{"\nReplay\n", "seed 1;", "p99 ms"} {
+	for _, want := range []string{"\nReplay\n", "seed 1.", "p99 ms"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("does not say %q:\n%s", want, out)
 		}

@@ -10,7 +10,7 @@
 //  2. Each request goes to one of the service's segments (router) and waits
 //     there, in one queue, first come first served.
 //  3. When one of the segment's processes is free, it immediately starts a
-//     batch of the waiting requests (Rule), never more than the segment's
+//     batch of the waiting requests (pick), never more than the segment's
 //     batch.
 //  4. The batch takes the profile's time for its size: that of the next larger
 //     measured batch size, at the segment's size and number of processes. That

@@ -45,14 +45,10 @@ func worst(t testing.TB, policy plan.Policy, p *plan.Problem, c replay.Config) r
 	return replay.Service{}
 }
 
-// Half is not enough if the throughput is used almost completely. It then
-// matters far more whether requests that cannot meet the objective are run
-// nevertheless.
+// Half is not enough if the throughput is used almost completely.
 func TestHalfAtFullLoad(t *testing.T) {
 	p := published(t, "S3", 1)
-	deadline := worst(t, pack.New(), p, replay.Config{})
-	greedy := worst(t, pack.New(), p, replay.Config{Rule: replay.Greedy})
-	if deadline.Load < 0.98 || deadline.Low < 0.005 || greedy.Low < 0.2 {
-		t.Errorf("deadline %+v\ngreedy %+v", deadline, greedy)
+	if s := worst(t, pack.New(), p, replay.Config{}); s.Load < 0.98 || s.Low < 0.005 {
+		t.Errorf("%+v", s)
 	}
 }

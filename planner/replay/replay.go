@@ -16,30 +16,10 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// A Rule decides what a free process starts. It always starts at once. No batch
-// waits to be filled while a process is idle: batches fill by themselves under
-// load, and without load waiting only costs time.
-type Rule string
-
-const (
-	// Deadline is Penstock's rule (batching.Pick). A request that would miss
-	// its objective in the batch that starts now is answered late without being
-	// run.
-	Deadline Rule = "deadline"
-	// Greedy runs everything, first come first served, as a server that does not
-	// know objectives does.
-	Greedy Rule = "greedy"
-)
-
-// Rules returns all rules.
-func Rules() []Rule { return []Rule{Deadline, Greedy} }
-
 // Config configures a replay. The zero value is a good default.
 type Config struct {
 	// Seed selects the random numbers.
 	Seed uint64
-	// Rule is Deadline if empty.
-	Rule Rule
 	// Requests is how many requests of each service are counted in one run; 0
 	// means 20,000. Before these, a tenth as many warm the run up and are not
 	// counted.
@@ -55,13 +35,10 @@ type Config struct {
 
 // withDefaults replaces zero values by the defaults, and refuses invalid values.
 func (c Config) withDefaults() (Config, error) {
-	c.Rule, c.Requests = cmp.Or(c.Rule, Deadline), cmp.Or(c.Requests, 20000)
-	c.MinRuns = cmp.Or(c.MinRuns, 5)
+	c.Requests, c.MinRuns = cmp.Or(c.Requests, 20000), cmp.Or(c.MinRuns, 5)
 	c.MaxRuns = cmp.Or(c.MaxRuns, max(40, c.MinRuns))
 	c.Precision = cmp.Or(c.Precision, 0.001)
 	switch {
-	case !slices.Contains(Rules(), c.Rule):
-		return c, fmt.Errorf("rule %q: want one of %v", c.Rule, Rules())
 	case c.Requests < 1:
 		return c, fmt.Errorf("%d requests: want at least 1", c.Requests)
 	case c.MinRuns < 2:
@@ -80,7 +57,6 @@ const confidenceLevel = 0.95
 // A Report is the result of a replay.
 type Report struct {
 	Seed       uint64  `json:"seed"`
-	Rule       Rule    `json:"rule"`
 	Confidence float64 `json:"confidence"`
 	// Violations is the fraction of all requests that are not answered within
 	// their objective. Each service counts in proportion to its rate.
@@ -104,18 +80,15 @@ type Service struct {
 	// Runs and Requests count the runs, and the measured requests.
 	Runs     int `json:"runs"`
 	Requests int `json:"requests"`
-	// Late counts requests that ended after the objective. Unserved counts those
-	// that were given up and never ran.
-	Late     int `json:"late"`
+	// Unserved counts requests that never ran, because they could no longer meet the
+	// objective. No request that runs is late.
 	Unserved int `json:"unserved"`
-	// Violations is the fraction of requests that were Late or Unserved. Low and
-	// High are its interval at Report.Confidence: Student's from the runs. If no
+	// Violations is the fraction of requests that were Unserved. Low and High are its interval at Report.Confidence: Student's from the runs. If no
 	// run had a violation, High is 3 / Requests.
 	Violations float64 `json:"violations"`
 	Low        float64 `json:"violations_low"`
 	High       float64 `json:"violations_high"`
-	// P50MS and P99MS are those of the requests that ran; 0 if none did. With
-	// Deadline, no request that runs is late.
+	// P50MS and P99MS are those of the requests that ran; 0 if none did.
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
 	// Load is the rate divided by the throughput of the service's segments.
@@ -156,7 +129,7 @@ func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
 			return nil, fmt.Errorf("replay: service %q has no segment", s.Service)
 		}
 	}
-	report := &Report{Seed: c.Seed, Rule: c.Rule, Confidence: confidenceLevel,
+	report := &Report{Seed: c.Seed, Confidence: confidenceLevel,
 		Services: make([]Service, len(pl.Services)), Segments: make([]Segment, len(pl.Segments))}
 	var work errgroup.Group
 	work.SetLimit(runtime.GOMAXPROCS(0))
@@ -240,7 +213,7 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 	began, filled := make([]int, len(segments)), make([]int, len(segments))
 	for n := range c.MaxRuns {
 		seed := c.Seed + uint64(n)*0x9e3779b97f4a7c15 // far from the seeds of other runs
-		r := run{rate: s.RateRPS, slo: s.SLOMS / 1000, rule: c.Rule, warm: c.Requests / 10, measured: c.Requests,
+		r := run{rate: s.RateRPS, slo: s.SLOMS / 1000, warm: c.Requests / 10, measured: c.Requests,
 			arrivals: rand.New(rand.NewPCG(seed, stream))}
 		for i, g := range segments {
 			r.servers = append(r.servers, server{ladder: ladders[i], idle: g.Processes, share: g.ThroughputRPS / throughput})
@@ -250,9 +223,8 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 
 		result.Runs++
 		result.Requests += c.Requests
-		result.Late += o.late
 		result.Unserved += o.givenUp
-		shares = append(shares, float64(o.violations())/float64(c.Requests))
+		shares = append(shares, float64(o.givenUp)/float64(c.Requests))
 		latencies = append(latencies, o.latencies...)
 		seconds += r.to - r.from
 		for i, v := range r.servers {
@@ -271,7 +243,7 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 	}
 	_, half := confidence.Mean(shares)
 	result.Low, result.High = max(0, result.Violations-half), min(1, result.Violations+half)
-	if result.Late+result.Unserved == 0 {
+	if result.Unserved == 0 {
 		result.High = min(1, 3/float64(result.Requests))
 	}
 	slices.Sort(latencies)

@@ -45,23 +45,27 @@ func replayed(t testing.TB, p *plan.Problem, pl *plan.Plan, c Config) *Report {
 // waits with probability ρ (PASTA). The fraction that waits more than one
 // service time is 1 − (1−ρ)(e^ρ) (Erlang 1909).
 func TestQueueMD1(t *testing.T) {
-	const rho, serviceMS = 0.6, 10.0
-	pt := point(1, 1, 1, serviceMS)
-	for _, c := range []struct {
-		sloMS, want float64
-	}{
-		{serviceMS + 1e-6, rho},
-		{2 * serviceMS, 1 - (1-rho)*math.Exp(rho)},
+	const rho, service, never = 0.6, 0.010, 1e9
+	r := run{rate: rho / service, slo: never, warm: 10_000, measured: 400_000, arrivals: rand.New(rand.NewPCG(1, 0)),
+		servers: []server{{ladder: ladder{[]int{1}, []float64{service}}, idle: 1, share: 1}}}
+	r.route = newRouter(r.servers, rand.New(rand.NewPCG(1, 1)))
+	o := r.simulate()
+	for limit, want := range map[float64]float64{
+		service + 1e-9: rho,
+		2 * service:    1 - (1-rho)*math.Exp(rho),
 	} {
-		p, pl := shop(t, rho*pt.ThroughputRPS, c.sloMS, []plan.Point{pt}, segment(0, 0, pt))
-		r := replayed(t, p, pl, Config{Rule: Greedy, MinRuns: 20})
-		s := r.Services[0]
-		if math.Abs(s.Violations-c.want) > 0.005 {
-			t.Errorf("SLO %v ms: %.4f are late, M/D/1 says %.4f", c.sloMS, s.Violations, c.want)
+		longer := 0
+		for _, took := range o.latencies {
+			if took > limit {
+				longer++
+			}
 		}
-		if u := r.Segments[0].Utilisation; math.Abs(u-rho) > 0.005 {
-			t.Errorf("busy %.4f of the time, want %v", u, rho)
+		if part := float64(longer) / float64(len(o.latencies)); math.Abs(part-want) > 0.005 {
+			t.Errorf("%.4f take longer than %v s, M/D/1 says %.4f", part, limit, want)
 		}
+	}
+	if u := r.servers[0].busy / (r.to - r.from); math.Abs(u-rho) > 0.005 {
+		t.Errorf("busy %.4f of the time, want %v", u, rho)
 	}
 }
 
@@ -77,8 +81,8 @@ func TestErlangB(t *testing.T) {
 	for n := 1; n <= processes; n++ {
 		b = offered * b / (float64(n) + offered*b)
 	}
-	if math.Abs(s.Violations-b) > 0.005 || s.Late != 0 {
-		t.Errorf("%.4f given up and %d late, Erlang B says %.4f", s.Violations, s.Late, b)
+	if math.Abs(s.Violations-b) > 0.005 {
+		t.Errorf("%.4f given up, Erlang B says %.4f", s.Violations, b)
 	}
 }
 
@@ -98,7 +102,7 @@ func TestOverload(t *testing.T) {
 	points := []plan.Point{point(1, 1, 2, 4), point(1, 8, 2, 20)}
 	p, pl := shop(t, 1600, 100, points, segment(0, 0, points[1]))
 	r := replayed(t, p, pl, Config{})
-	if s := r.Services[0]; math.Abs(s.Violations-0.5) > 0.01 || s.Late > 0 || s.P99MS > 100+1e-6 {
+	if s := r.Services[0]; math.Abs(s.Violations-0.5) > 0.01 || s.P99MS > 100+1e-6 {
 		t.Errorf("twice the throughput: %+v", s)
 	}
 	if g := r.Segments[0]; g.MeanBatch < 7.99 || g.Utilisation < 0.999 {
@@ -181,16 +185,16 @@ func TestSegmentPlace(t *testing.T) {
 }
 
 // The interval contains the true value about as often as it claims. The test
-// uses M/D/1 with a known fraction of late requests, in independent reports.
+// uses the loss system M/D/1/1, which loses ρ / (1 + ρ), in independent reports.
 func TestConfidence(t *testing.T) {
-	const rho = 0.8
+	const rho, lost = 0.8, 0.8 / 1.8
 	pt := point(1, 1, 1, 10)
-	p, pl := shop(t, rho*100, 10+1e-6, []plan.Point{pt}, segment(0, 0, pt))
+	p, pl := shop(t, rho*100, 10, []plan.Point{pt}, segment(0, 0, pt))
 	held := 0
 	const reports = 200
 	for seed := range uint64(reports) {
-		s := replayed(t, p, pl, Config{Seed: 1 + seed<<20, Rule: Greedy, Requests: 2000, MaxRuns: 5}).Services[0]
-		if s.Low <= rho && rho <= s.High {
+		s := replayed(t, p, pl, Config{Seed: 1 + seed<<20, Requests: 2000, MaxRuns: 5}).Services[0]
+		if s.Low <= lost && lost <= s.High {
 			held++
 		}
 	}
@@ -203,7 +207,6 @@ func TestConfigErrors(t *testing.T) {
 	pt := point(1, 1, 1, 10)
 	p, pl := shop(t, 1, 100, []plan.Point{pt}, segment(0, 0, pt))
 	for want, c := range map[string]Config{
-		`replay: rule "x": want one of [deadline greedy]`:              {Rule: "x"},
 		`replay: -1 requests: want at least 1`:                         {Requests: -1},
 		`replay: 1 runs: want at least 2, to tell how far they differ`: {MinRuns: 1},
 		`replay: at most 2 runs and at least 5: want no fewer at most`: {MaxRuns: 2},
@@ -233,7 +236,7 @@ func TestRunCounts(t *testing.T) {
 		processes := rapid.IntRange(1, 5).Draw(t, "processes")
 		capacity := float64(n*processes*l.sizes[len(l.sizes)-1]) / at
 		r := run{rate: capacity * rapid.Float64Range(0.05, 3).Draw(t, "load"), slo: at * rapid.Float64Range(0.5, 5).Draw(t, "slo"),
-			rule: rapid.SampledFrom(Rules()).Draw(t, "rule"), warm: rapid.IntRange(0, 50).Draw(t, "warm"), measured: rapid.IntRange(1, 500).Draw(t, "measured")}
+			warm: rapid.IntRange(0, 50).Draw(t, "warm"), measured: rapid.IntRange(1, 500).Draw(t, "measured")}
 		seed := rapid.Uint64().Draw(t, "seed")
 		r.arrivals = rand.New(rand.NewPCG(seed, 0))
 		for range n {
@@ -241,11 +244,8 @@ func TestRunCounts(t *testing.T) {
 		}
 		r.route = newRouter(r.servers, rand.New(rand.NewPCG(seed, 1)))
 		o := r.simulate()
-		if ran := len(o.latencies); ran+o.givenUp != r.measured || o.late > ran {
-			t.Fatalf("%d ran (%d late), %d given up, of %d", ran, o.late, o.givenUp, r.measured)
-		}
-		if r.rule == Deadline && o.late > 0 || r.rule == Greedy && o.givenUp > 0 {
-			t.Fatalf("%s: %d late, %d given up", r.rule, o.late, o.givenUp)
+		if ran := len(o.latencies); ran+o.givenUp != r.measured {
+			t.Fatalf("%d ran, %d given up, of %d", ran, o.givenUp, r.measured)
 		}
 		received := 0
 		for _, v := range r.servers {
@@ -263,6 +263,9 @@ func TestRunCounts(t *testing.T) {
 		for _, took := range o.latencies {
 			if took < l.seconds[0]-1e-9 {
 				t.Fatalf("took %v, the least is %v", took, l.seconds[0])
+			}
+			if took > r.slo+1e-9 {
+				t.Fatalf("took %v, the objective is %v", took, r.slo)
 			}
 		}
 	})
@@ -304,7 +307,7 @@ func TestPick(t *testing.T) {
 				batch, late, cost = n, tooLate(takes), takes
 			}
 		}
-		if n, l := v.pick(came, slo, Deadline); n != batch || l != late {
+		if n, l := v.pick(came, slo); n != batch || l != late {
 			t.Fatalf("pick says %d and %d late, the search %d and %d", n, l, batch, late)
 		}
 	})

@@ -78,18 +78,13 @@ type server struct {
 
 func (v *server) limit() int { return v.sizes[len(v.sizes)-1] }
 
-// pick chooses the batch that starts now. The first late requests of the queue
-// are to be given up; the n requests after them run.
-//
-// Greedy gives up no request, and the batch is everything that waits, up to the
-// limit. Deadline is batching.Choose. All requests have one objective, so the
-// order of arrival is the order of deadlines. Late requests are those that would
-// miss their objective in the batch that starts now.
-func (v *server) pick(now, slo float64, rule Rule) (n, late int) {
+// pick chooses the batch that starts now, by Penstock's rule (batching.Choose). The
+// first late requests of the queue are to be given up; the n requests after them
+// run. All requests have one objective, so the order of arrival is the order of
+// deadlines. Late requests are those that would miss their objective in the batch
+// that starts now.
+func (v *server) pick(now, slo float64) (n, late int) {
 	waiting := v.queue.len()
-	if rule == Greedy {
-		return min(waiting, v.limit()), 0
-	}
 	takes := func(n int) float64 { return v.takes(n) }
 	missed := func(t float64) int { return v.queue.before(now + t - slo) }
 	if n = batching.Choose(waiting, v.limit(), false, takes, missed); n == 0 {

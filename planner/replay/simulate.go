@@ -9,7 +9,6 @@ import (
 // A run is one replay of one service.
 type run struct {
 	rate, slo float64 // requests per second, seconds
-	rule      Rule
 	servers   []server
 	route     router
 	arrivals  *rand.Rand
@@ -24,14 +23,8 @@ type run struct {
 // outcome is what one run counted, for the measured requests only.
 type outcome struct {
 	latencies []float64 // seconds, of those that ran, in order of completion
-	late      int       // ran, and ended too late
 	givenUp   int       // did not run
 }
-
-func (o outcome) violations() int { return o.late + o.givenUp }
-
-// tolerance prevents rounding errors from making a request late.
-const tolerance = 1e-9
 
 // simulate plays the events in order: the next arrival, or the next batch that
 // ends. If both happen at the same time, the end goes first.
@@ -75,7 +68,7 @@ func (r *run) finish(now float64) {
 func (r *run) begin(server int, now float64) {
 	v := &r.servers[server]
 	for v.idle > 0 && v.queue.len() > 0 {
-		n, late := v.pick(now, r.slo, r.rule)
+		n, late := v.pick(now, r.slo)
 		for _, came := range v.queue.front()[:late] {
 			if came >= r.from {
 				r.result.givenUp++
@@ -87,13 +80,8 @@ func (r *run) begin(server int, now float64) {
 		}
 		end := now + v.takes(n)
 		for _, came := range v.queue.front()[:n] {
-			if came < r.from {
-				continue
-			}
-			took := end - came
-			r.result.latencies = append(r.result.latencies, took)
-			if took > r.slo+tolerance {
-				r.result.late++
+			if came >= r.from {
+				r.result.latencies = append(r.result.latencies, end-came)
 			}
 		}
 		v.queue.drop(n)

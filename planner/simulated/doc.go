@@ -27,6 +27,6 @@
 //  4. The plan with half of each objective is replayed, too. It is preferred if it
 //     passes and takes fewer GPUs, or the same GPUs and no more GPCs.
 //
-// The threshold applies to the replay's rule (replay.Deadline). Learning and replays take about 0.1 s of one CPU per service. The policy is therefore too
+// Learning and replays take about 0.1 s of one CPU per service. The policy is therefore too
 // slow for thousands of services. It is deterministic.
 package simulated

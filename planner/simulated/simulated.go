@@ -22,7 +22,7 @@ type simulatedPolicy struct {
 	// Threshold is the max fraction of a service's requests that may miss the
 	// objective.
 	Threshold float64
-	// Replay configures the replay of the plan. Learning uses the same rule, but replays only as much as each service needs.
+	// Replay configures the replay of the plan. Learning replays only as much as each service needs.
 	Replay replay.Config
 }
 
@@ -192,7 +192,7 @@ func highest(r *replay.Report) replay.Service {
 }
 
 func describe(s replay.Service) string {
-	if s.Late+s.Unserved == 0 {
+	if s.Unserved == 0 {
 		return "no request misses its objective"
 	}
 	return fmt.Sprintf("%.2g %% of %s's requests miss their objective, the most of any service's (at most %.2g %% at 95 %% confidence)",
