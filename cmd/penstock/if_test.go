@@ -12,6 +12,7 @@ func TestIfAddZeroFlags(t *testing.T) {
 		{"--share", "0", "--share 0: want more than 0", "a guarantee by its requests"},
 		{"--receivers", "0", "--receivers 0: want more than 0", "the node's number"},
 		{"--instances", "0", "instances of face is 0, want an integer from 1 to 64"},
+		{"--max-picture", "4k", `max_picture of face is 4k, want WIDTHxHEIGHT`},
 		{"--pictures", "1/h", `pictures of face is 1/h, want 1/s to 10/s, or 1/min to 60/min`},
 		{"--slo", "-5ms", "slo of face is -5ms, want a duration"},
 	} {

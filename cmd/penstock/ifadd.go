@@ -94,6 +94,7 @@ runtime folder if the model's folder cannot be written.`,
 	add.Flags().IntVar(&function.Receivers, "receivers", 0, "number of sockets that receive for it; the node's setting if left out")
 	add.Flags().StringVar((*string)(&function.Format), "format", "", "gvsp, rfc4175, rfc4175-bgr or rfc4175-uyvy, for pictures of cameras; Penstock's protocol if left out")
 	add.Flags().StringVar((*string)(&function.Pictures), "pictures", "", "how many of its UDP clients' pictures the page shows, 1/s to 10/s or 1/min to 60/min; none if left out")
+	add.Flags().StringVar((*string)(&function.MaxPicture), "max-picture", "", "the largest picture that clients may send in other formats and sizes than the card's, like 1920x1200; none if left out")
 	add.Flags().StringVar(&answersTo, "answers-to", "", "ADDRESS:PORT for the answers about pictures of cameras")
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "number of processes that serve it at the same time")
