@@ -183,7 +183,7 @@ type prepared struct {
 
 // prepare decodes a photo for a function.
 func (m *memory) prepare(ctx context.Context, f *functions.Function, file []byte) (p prepared, err error) {
-	bytes, err := picture.Memory(file, f.PhotoSize())
+	bytes, err := picture.Memory(file, &f.Card.Input)
 	if err != nil {
 		return p, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 )
@@ -18,6 +19,10 @@ import (
 func photos() []picture.Photo {
 	blank := image.NewRGBA(image.Rect(0, 0, 200, 100))
 	return []picture.Photo{{Name: "chelsea.png", Image: blank}, {Name: "coffee.jpg", Image: blank}, {Name: "coffee.png", Image: blank}}
+}
+
+func input(side int, fit string) *models.Input {
+	return &models.Input{Height: side, Width: side, Channels: 3, WireType: models.U8, WireLayout: models.HWC, Fit: fit}
 }
 
 func boxes(list ...wire.Box) answer.Answer {
@@ -29,7 +34,7 @@ func inspect(t *testing.T) []loadgen.Seen {
 	all := photos()
 	seen, err := loadgen.Inspect([]loadgen.View{{
 		Function: "detect", Labels: []string{"person", "cat"},
-		Photos: picture.NewPhotos(all, picture.Size{Height: 64, Width: 64, Channels: 3}, picture.Fit{}),
+		Photos: picture.NewPhotos(all, input(64, "letterbox")),
 		Answers: []answer.Answer{
 			boxes(
 				wire.Box{Class: 9, Score: 0.5, X0: 0, Y0: 0, X1: 1, Y1: 1},
@@ -40,7 +45,7 @@ func inspect(t *testing.T) []loadgen.Seen {
 		},
 	}, {
 		Function: "kind", Labels: []string{"portrait"},
-		Photos:  picture.NewPhotos(all[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Fit{Way: picture.Stretch}),
+		Photos:  picture.NewPhotos(all[:1], input(8, "stretch")),
 		Answers: []answer.Answer{{Kind: wire.KindTopK, Payload: topK(0, 0.25)}},
 	}})
 	must.OK(t, err)
@@ -68,7 +73,7 @@ func TestInspect(t *testing.T) {
 func TestInspectErrors(t *testing.T) {
 	_, err := loadgen.Inspect([]loadgen.View{{
 		Function: "detect",
-		Photos:   picture.NewPhotos(photos()[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Fit{}),
+		Photos:   picture.NewPhotos(photos()[:1], input(8, "letterbox")),
 		Answers:  []answer.Answer{{Kind: wire.KindBoxes, Payload: make([]byte, 5)}},
 	}})
 	if err == nil || err.Error() != "read what detect found in chelsea.png: "+wire.ErrPayload.Error() {
@@ -106,7 +111,7 @@ func TestWritePictures(t *testing.T) {
 // TestInspectRaw: an answer of values names nothing, so the photo is not said to show nothing.
 func TestInspectRaw(t *testing.T) {
 	seen, err := loadgen.Inspect([]loadgen.View{{
-		Function: "values", Photos: picture.NewPhotos(photos()[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Fit{Way: picture.Stretch}), Answers: []answer.Answer{{Kind: wire.KindRaw, Payload: []byte{0, 0, 0, 0}}},
+		Function: "values", Photos: picture.NewPhotos(photos()[:1], input(8, "stretch")), Answers: []answer.Answer{{Kind: wire.KindRaw, Payload: []byte{0, 0, 0, 0}}},
 	}})
 	if err != nil || seen[0].Asked {
 		t.Errorf("%+v, %v; want no thing and not asked", seen, err)

@@ -41,9 +41,6 @@ func (f *Function) InferPrepared(ctx context.Context, pixels []byte, frame pictu
 	return a, f.locate(&a, frame), nil
 }
 
-// PhotoSize is the size of a photo for Prepare.
-func (f *Function) PhotoSize() picture.Size { return size(&f.Card.Input) }
-
 // InInput returns the detections of an answer of Infer, in the pixels of the model's input.
 func (f *Function) InInput(a *Answer) []Detection {
 	return f.locate(a, picture.Whole(size(&f.Card.Input)))
@@ -102,9 +99,7 @@ func photoOf(in *models.Input, pixels []byte) image.Image {
 // TakesPhotos reports whether photos can be resized to what the function takes.
 func (f *Function) TakesPhotos() bool { return f.Camera == "" && CheckPhotos(&f.Card.Input) == nil }
 
-func size(in *models.Input) picture.Size {
-	return picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}
-}
+func size(in *models.Input) image.Point { return image.Pt(in.Width, in.Height) }
 
 // Item is something found in a photo, as commands and files show it.
 type Item struct {
@@ -160,20 +155,6 @@ func Prepare(in *models.Input, photo image.Image) ([]byte, picture.Frame, error)
 	if err := CheckPhotos(in); err != nil {
 		return nil, picture.Frame{}, err
 	}
-	pixels, frame := picture.Resize(photo, size(in), picture.FitOf(in.Fit, in.Pad, in.Antialias))
-	if in.WireLayout == models.CHW {
-		pixels = planes(pixels, in.Channels)
-	}
+	pixels, frame := picture.Resize(photo, in)
 	return pixels, frame, nil
-}
-
-// planes turns pixels with their channels together into one plane per channel.
-func planes(pixels []byte, channels int) []byte {
-	out := make([]byte, 0, len(pixels))
-	for c := range channels {
-		for i := c; i < len(pixels); i += channels {
-			out = append(out, pixels[i])
-		}
-	}
-	return out
 }

@@ -63,7 +63,7 @@ func TestDetectNV12(t *testing.T) {
 		photo.Pix[i/3*4+i%3], photo.Pix[i/3*4+3] = v, 0xff
 	}
 	in := &card.Input
-	resized, frame := picture.Resize(photo, picture.Size{Height: in.Height, Width: in.Width, Channels: 3}, picture.FitOf(in.Fit, in.Pad, in.Antialias))
+	resized, frame := picture.Resize(photo, in)
 	payload, kind, err := r.Answer(resized)
 	must.OK(t, err)
 	var content wire.Content

@@ -17,18 +17,18 @@ import (
 // pictures returns labelled pictures if there are some of the function's shape. If not,
 // it returns photos if the function takes photos, else random bytes.
 func (o *Options) pictures(f *function, in control.InputStatus, photos []picture.Photo) (loadgen.Pictures, error) {
-	size := picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}
 	switch {
 	case in.WireType != string(models.U8) || in.WireLayout != string(models.HWC) || in.Channels != 1 && in.Channels != 3:
 		return noise(in.Bytes, o.Spec.Seed)
-	case size == fashionSize && o.Pictures == "":
+	case in.Height == 28 && in.Width == 28 && in.Channels == 1 && o.Pictures == "":
 		return fashion()
 	}
-	f.photos = picture.NewPhotos(photos, size, picture.FitOf(in.Fit, in.Pad, in.Antialias))
+	f.photos = picture.NewPhotos(photos, &models.Input{
+		Height: in.Height, Width: in.Width, Channels: in.Channels, WireType: models.U8, WireLayout: models.HWC,
+		Fit: in.Fit, Pad: in.Pad, Antialias: in.Antialias, Background: [3]uint8{255, 255, 255},
+	})
 	return f.photos, nil
 }
-
-var fashionSize = picture.Size{Height: 28, Width: 28, Channels: 1}
 
 func fashion() (loadgen.Pictures, error) {
 	images, classes, err := zoo.FashionTest()

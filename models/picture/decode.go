@@ -61,7 +61,7 @@ func unsupported(err error) bool {
 }
 
 // Decode decodes a photo, of an animation its first frame, and turns it upright, as its EXIF
-// orientation says. Transparent parts are white. The errors are those of Pixels, and that of a
+// orientation says. Transparent parts are white for At, and stay transparent for Resize. The errors are those of Pixels, and that of a
 // context that ends meanwhile.
 func Decode(ctx context.Context, file []byte) (image.Image, error) {
 	size, format, err := header(file)
@@ -93,15 +93,14 @@ func Decode(ctx context.Context, file []byte) (image.Image, error) {
 	return view(flatten(photo, whole, place.Min), orientation(file, format)), nil
 }
 
-// flatten puts a photo that is smaller than its file says on a white sheet.
+// flatten puts a photo that is smaller than its file says on a transparent sheet.
 func flatten(photo image.Image, whole image.Rectangle, at image.Point) image.Image {
 	place := photo.Bounds().Add(at)
 	if place == whole {
 		return photo
 	}
 	sheet := image.NewRGBA(whole)
-	draw.Draw(sheet, whole, image.White, image.Point{}, draw.Src)
-	draw.Draw(sheet, place, photo, photo.Bounds().Min, draw.Over)
+	draw.Draw(sheet, place, photo, photo.Bounds().Min, draw.Src)
 	return sheet
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models"
+	"golang.org/x/image/draw"
 )
 
 // without returns a JPEG file without the segments of a marker.
@@ -144,19 +146,45 @@ func TestFirstFrame(t *testing.T) {
 	}
 }
 
-// Black text on a transparent sheet must not become a black picture.
-func TestTransparentIsWhite(t *testing.T) {
+// Transparent parts have the card's background: black text must not become a black picture.
+func TestBackground(t *testing.T) {
 	text := image.NewNRGBA(image.Rect(0, 0, 4, 1))
 	text.Set(1, 0, color.NRGBA{0, 0, 0, 0xff})
 	text.Set(2, 0, color.NRGBA{0, 0, 0, 0x80})
 	text.Set(3, 0, color.NRGBA{0xff, 0, 0, 0xff})
-	var b bytes.Buffer
-	must.OK(t, png.Encode(&b, text))
-	photo, err := Decode(t.Context(), b.Bytes())
-	must.OK(t, err)
-	pixels, _ := Resize(photo, Size{Height: 1, Width: 4, Channels: 3}, Fit{Way: Stretch})
-	if want := []byte{255, 255, 255, 0, 0, 0, 127, 127, 127, 255, 0, 0}; !bytes.Equal(pixels, want) {
-		t.Errorf("%v, want %v", pixels, want)
+	wide := image.NewNRGBA64(text.Rect)
+	draw.Draw(wide, wide.Rect, text, image.Point{}, draw.Src)
+	in := models.Input{Height: 1, Width: 4, Channels: 3, WireType: models.U8, WireLayout: models.HWC}
+	for _, photo := range []image.Image{text, wide} {
+		var b bytes.Buffer
+		must.OK(t, png.Encode(&b, photo))
+		photo, err := Decode(t.Context(), b.Bytes())
+		must.OK(t, err)
+		for _, in.Background = range [][3]uint8{{255, 255, 255}, {0, 100, 200}} {
+			d := in.Background
+			pixels, _ := Resize(photo, &in)
+			if want := []byte{d[0], d[1], d[2], 0, 0, 0, d[0] / 2, d[1] / 2, d[2] / 2, 255, 0, 0}; difference(pixels, want) > 1 {
+				t.Errorf("%v, want %v", pixels, want)
+			}
+		}
+	}
+}
+
+// Samples of more than 8 bits have the card's range.
+func TestRange(t *testing.T) {
+	photo := image.NewGray16(image.Rect(0, 0, 4, 1))
+	for x, v := range []uint16{100, 512, 4095, 0xffff} {
+		photo.SetGray16(x, 0, color.Gray16{v})
+	}
+	in := models.Input{Height: 1, Width: 4, Channels: 1, WireType: models.U8, WireLayout: models.HWC}
+	for _, c := range []struct {
+		samples [2]int
+		want    []byte
+	}{{[2]int{}, []byte{0, 2, 16, 255}}, {[2]int{0, 4095}, []byte{6, 32, 255, 255}}, {[2]int{100, 924}, []byte{0, 128, 255, 255}}} {
+		in.Range = c.samples
+		if got, _ := Resize(photo, &in); !bytes.Equal(got, c.want) {
+			t.Errorf("range %v: %v, want %v", c.samples, got, c.want)
+		}
 	}
 }
 

@@ -6,12 +6,13 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
 
 // A photo of 200 x 100 lies in the middle of an input of 100 x 100.
 func letterboxed() Frame {
-	_, frame := Resize(image.NewRGBA(image.Rect(0, 0, 200, 100)), Size{Height: 100, Width: 100, Channels: 3}, Fit{})
+	_, frame := Resize(image.NewRGBA(image.Rect(0, 0, 200, 100)), &models.Input{Height: 100, Width: 100, Channels: 3, WireType: models.U8, WireLayout: models.HWC})
 	return frame
 }
 

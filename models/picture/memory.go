@@ -4,21 +4,23 @@ import (
 	"bytes"
 	"image"
 	"image/color"
+
+	"github.com/penstock/penstock/models"
 )
 
-// Memory returns the bytes that Decode of a photo and Resize to a size need at most, from the photo's
+// Memory returns the bytes that Decode of a photo and Resize for an input need at most, from the photo's
 // header. The errors are those of Pixels.
-func Memory(file []byte, size Size) (int, error) {
+func Memory(file []byte, in *models.Input) (int, error) {
 	photo, format, err := header(file)
 	if err != nil {
 		return 0, err
 	}
 	const rowPixel, resultPixel = 4 + 8, 4 * 8 // bytes: a row in RGB and as it is read; rows and weights of the result
 	side := max(photo.X, photo.Y)              // it may be turned
-	return decodedBytes(file, format, photo) + side*rowPixel + max(size.Width, size.Height)*resultPixel + 2*size.Bytes(), nil
+	return decodedBytes(file, format, photo) + side*rowPixel + max(in.Width, in.Height)*resultPixel + 2*in.WireBytes(), nil
 }
 
-// decodedBytes follows the decoders: the picture in memory, what they need besides, and a white sheet
+// decodedBytes follows the decoders: the picture in memory, what they need besides, and a sheet
 // for what may be smaller than its file says.
 func decodedBytes(file []byte, format string, size image.Point) int {
 	pixels := size.X * size.Y

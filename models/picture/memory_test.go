@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models"
 	"golang.org/x/image/bmp"
 	"golang.org/x/image/draw"
 )
@@ -32,7 +33,7 @@ func noise(width, height int, alpha uint8) *image.NRGBA {
 // Decode and Resize allocate no more than Memory says.
 func TestMemory(t *testing.T) {
 	const side = 800
-	size := Size{Height: 128, Width: 128, Channels: 3}
+	size := &models.Input{Height: 128, Width: 128, Channels: 3, WireType: models.U8, WireLayout: models.HWC}
 	opaque, clear := noise(side, side, 255), noise(side, side, 100)
 	wide := image.NewNRGBA64(opaque.Rect)
 	draw.Draw(wide, wide.Rect, clear, image.Point{}, draw.Src)
@@ -69,7 +70,7 @@ func TestMemory(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		Resize(decoded, size, Fit{})
+		Resize(decoded, size)
 		runtime.ReadMemStats(&after)
 		const buffers = 1 << 20
 		if used := int(after.TotalAlloc - before.TotalAlloc); used > bound+buffers {
@@ -92,7 +93,7 @@ func jpegHeader(sof byte, factors string) []byte {
 
 // A photo of 64 Mpixel fits 256 MiB, unless it is a progressive JPEG.
 func TestMemoryOfLargePhotos(t *testing.T) {
-	size := Size{Height: 640, Width: 640, Channels: 3}
+	size := &models.Input{Height: 640, Width: 640, Channels: 3, WireType: models.U8}
 	for _, c := range []struct {
 		name string
 		file []byte
@@ -126,12 +127,13 @@ func TestResizeTurns(t *testing.T) {
 			if n := difference(whole.Pix, before.Pix); n > 1 {
 				t.Errorf("orientation %d, alpha %d: At differs by %d", orientation, alpha, n)
 			}
-			for _, size := range []Size{{64, 48, 3}, {48, 64, 1}} {
-				for _, way := range []Way{Letterbox, Crop, Left} {
-					got, gotFrame := Resize(lazy, size, Fit{Way: way})
-					want, wantFrame := Resize(before, size, Fit{Way: way})
+			for _, in := range []models.Input{{Height: 64, Width: 48, Channels: 3, WireLayout: models.HWC}, {Height: 48, Width: 64, Channels: 3, WireLayout: models.CHW}, {Height: 48, Width: 64, Channels: 1}} {
+				in.WireType, in.Background = models.U8, [3]uint8{255, 255, 255}
+				for _, in.Fit = range []string{"letterbox", "crop", "left"} {
+					got, gotFrame := Resize(lazy, &in)
+					want, wantFrame := Resize(before, &in)
 					if n := difference(got, want); n > 2 || gotFrame != wantFrame {
-						t.Errorf("orientation %d, alpha %d, %v, %s: differs by %d; %v, want %v", orientation, alpha, size, way, n, gotFrame, wantFrame)
+						t.Errorf("orientation %d, alpha %d, %+v: differs by %d; %v, want %v", orientation, alpha, in, n, gotFrame, wantFrame)
 					}
 				}
 			}

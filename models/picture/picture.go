@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"image"
-	"image/color"
 	"io/fs"
 	"path"
 	"slices"
@@ -65,72 +64,23 @@ func decode(fsys fs.FS, name string) (image.Image, error) {
 	return Decode(context.Background(), file)
 }
 
-// Size is the shape of a model's input: u8, height × width × channels, with 3
-// channels (RGB) or 1 (grey).
-type Size struct {
-	Height, Width, Channels int
-}
-
-// Bytes returns the length of a picture of this size.
-func (s Size) Bytes() int { return s.Height * s.Width * s.Channels }
-
-// Fit is how a photo of another shape is adapted to the model's input. The zero value letterboxes on black.
-type Fit struct {
-	Way Way
-	// Pad is the colour beside the photo.
-	Pad color.RGBA
-	// Antialias: a pixel of a smaller picture is the mean of what it covers, instead of a mixture of the nearest four pixels.
-	Antialias bool
-}
-
-// FitOf is the fit of a card's input: models.Input.Fit, Pad and Antialias.
-func FitOf(way string, pad []int, antialias bool) Fit {
-	f := Fit{Way: Way(way), Antialias: antialias}
-	switch len(pad) {
-	case 1:
-		f.Pad = color.RGBA{uint8(pad[0]), uint8(pad[0]), uint8(pad[0]), 0xff}
-	case 3:
-		f.Pad = color.RGBA{uint8(pad[0]), uint8(pad[1]), uint8(pad[2]), 0xff}
-	}
-	return f
-}
-
-// Way is a way to fit a photo, as in a card (models.Input.Fit). Another value is Letterbox.
-type Way string
-
-const (
-	Letterbox Way = sampling.Letterbox
-	Stretch   Way = sampling.Stretch
-	Crop      Way = sampling.Crop
-	Left      Way = sampling.Left
-)
-
 // Frame is the position of a photo in a model's input.
 type Frame struct {
 	photo image.Rectangle // the photo's own bounds
 	place wire.Place
 }
 
-// Whole is the frame of a photo that has the model's size already.
-func Whole(size Size) Frame {
-	return Frame{photo: image.Rect(0, 0, size.Width, size.Height)}
-}
+// Whole is the frame of a photo of this size that is the model's input.
+func Whole(size image.Point) Frame { return Frame{photo: image.Rectangle{Max: size}} }
 
-// Resize adapts a photo to a size. The bytes are rows from the top, pixels from
-// the left, channels together. It panics if the size has neither 1 nor 3
-// channels.
-func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
-	if size.Channels != 1 && size.Channels != 3 {
-		panic(fmt.Sprintf("picture: %d channels", size.Channels))
-	}
-	in := models.Input{Height: size.Height, Width: size.Width, Channels: size.Channels, TensorType: models.U8, TensorLayout: models.HWC, Fit: string(fit.Way), Antialias: fit.Antialias, Background: [3]uint8{255, 255, 255}}
-	in.Pad = []int{int(fit.Pad.R), int(fit.Pad.G), int(fit.Pad.B)}
-	if size.Channels == 1 {
-		in.Pad = []int{int(color.GrayModel.Convert(fit.Pad).(color.Gray).Y)}
-	}
+// Resize makes the picture of a photo that a model takes, as the card's input says: the bytes of a request. Only inputs
+// that are pictures have one (models.Input.IsPicture).
+func Resize(photo image.Image, in *models.Input) ([]byte, Frame) {
+	wire := *in
+	wire.TensorType, wire.TensorLayout, wire.ReverseChannels, wire.Mean, wire.Std = models.U8, in.WireLayout, false, nil, nil
 	bounds := photo.Bounds()
-	region := sampling.Fit(&in, bounds.Dx(), bounds.Dy())
-	return sampled(photo, in, region), Frame{bounds, region.Place(&in, bounds.Dx(), bounds.Dy())}
+	region := sampling.Fit(in, bounds.Dx(), bounds.Dy())
+	return sampled(photo, wire, region), Frame{bounds, region.Place(in, bounds.Dx(), bounds.Dy())}
 }
 
 // sampled samples a photo. It turns only the result if the photo lies on its side.
@@ -152,7 +102,18 @@ func sampled(photo image.Image, in models.Input, region sampling.Region) []byte 
 	if err != nil {
 		panic(fmt.Sprintf("picture: %v", err)) // the size and the part are not empty
 	}
-	return upright(pixels, image.Pt(in.Width, in.Height), in.Channels, v.orientation)
+	if v.orientation == 1 {
+		return pixels
+	}
+	planes := 1
+	if in.TensorLayout == models.CHW {
+		planes = in.Channels
+	}
+	var turned []byte
+	for plane := range slices.Chunk(pixels, len(pixels)/planes) {
+		turned = append(turned, upright(plane, image.Pt(in.Width, in.Height), in.Channels/planes, v.orientation)...)
+	}
+	return turned
 }
 
 // Locate maps a box in 0..1 of the model's input to pixels of the photo, clipped
@@ -183,10 +144,10 @@ type Photos struct {
 }
 
 // NewPhotos resizes photos to a model's input.
-func NewPhotos(photos []Photo, size Size, fit Fit) *Photos {
+func NewPhotos(photos []Photo, in *models.Input) *Photos {
 	p := &Photos{photos: photos}
 	for _, photo := range photos {
-		bytes, frame := Resize(photo.Image, size, fit)
+		bytes, frame := Resize(photo.Image, in)
 		p.pictures = append(p.pictures, bytes)
 		p.frames = append(p.frames, frame)
 	}

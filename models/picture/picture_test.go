@@ -12,6 +12,7 @@ import (
 	"testing/fstest"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/picture"
 	"pgregory.net/rapid"
 )
@@ -33,6 +34,10 @@ func plain(bounds image.Rectangle, colour color.Color) *image.RGBA {
 	return img
 }
 
+func input(height, width, channels int, fit string) *models.Input {
+	return &models.Input{Height: height, Width: width, Channels: channels, WireType: models.U8, WireLayout: models.HWC, Fit: fit}
+}
+
 func TestLetterbox(t *testing.T) {
 	for _, test := range []struct {
 		name        string
@@ -45,7 +50,7 @@ func TestLetterbox(t *testing.T) {
 		{"smaller", image.Rect(0, 0, 4, 2), 0, 4},
 		{"with bounds elsewhere", image.Rect(100, -50, 260, 30), 0, 4},
 	} {
-		got, _ := picture.Resize(plain(test.photo, red), picture.Size{Height: 16, Width: 16, Channels: 3}, picture.Fit{})
+		got, _ := picture.Resize(plain(test.photo, red), input(16, 16, 3, "letterbox"))
 		if len(got) != 16*16*3 {
 			t.Fatalf("%s: %d bytes", test.name, len(got))
 		}
@@ -70,14 +75,14 @@ func TestResizeOrder(t *testing.T) {
 	photo.SetRGBA(1, 0, green)
 	photo.SetRGBA(0, 1, blue)
 	photo.SetRGBA(1, 1, color.RGBA{1, 2, 3, 0xff})
-	got, _ := picture.Resize(photo, picture.Size{Height: 2, Width: 2, Channels: 3}, picture.Fit{Way: picture.Stretch})
+	got, _ := picture.Resize(photo, input(2, 2, 3, "stretch"))
 	if want := []byte{255, 0, 0, 0, 255, 0, 0, 0, 255, 1, 2, 3}; !bytes.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
 
 func TestStretch(t *testing.T) {
-	got, _ := picture.Resize(plain(image.Rect(0, 0, 200, 10), green), picture.Size{Height: 8, Width: 4, Channels: 3}, picture.Fit{Way: picture.Stretch})
+	got, _ := picture.Resize(plain(image.Rect(0, 0, 200, 10), green), input(8, 4, 3, "stretch"))
 	if want := bytes.Repeat([]byte{0, 0xff, 0}, 8*4); !bytes.Equal(got, want) {
 		t.Errorf("%v", got)
 	}
@@ -85,7 +90,6 @@ func TestStretch(t *testing.T) {
 
 // A photo of three columns, each of one colour, under each fit.
 func TestFit(t *testing.T) {
-	grey := color.RGBA{114, 114, 114, 0xff}
 	stripes := image.NewRGBA(image.Rect(7, 3, 7+6, 3+2))
 	for y := range 2 {
 		for x := range 6 {
@@ -93,31 +97,33 @@ func TestFit(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		fit           picture.Fit
+		fit           string
 		height, width int
 		colors        string // of the second row; . is the padding
 	}{
-		{picture.Fit{Way: picture.Stretch, Pad: grey}, 4, 6, "rrggbb"},
-		{picture.Fit{Way: picture.Crop, Pad: grey}, 2, 2, "gg"},
-		{picture.Fit{Way: picture.Left, Pad: grey}, 2, 8, "rrggbb.."},
-		{picture.Fit{Way: picture.Left, Pad: grey}, 4, 6, "rrggbb"},
-		{picture.Fit{Way: picture.Letterbox, Pad: grey}, 2, 8, ".rrggbb."},
-		{picture.FitOf("crop", []int{114, 114, 114}, false), 2, 6, "rrggbb"},
+		{"stretch", 4, 6, "rrggbb"},
+		{"crop", 2, 2, "gg"},
+		{"left", 2, 8, "rrggbb.."},
+		{"left", 4, 6, "rrggbb"},
+		{"letterbox", 2, 8, ".rrggbb."},
+		{"crop", 2, 6, "rrggbb"},
 	} {
-		pixels, _ := picture.Resize(stripes, picture.Size{Height: c.height, Width: c.width, Channels: 3}, c.fit)
+		in := input(c.height, c.width, 3, c.fit)
+		in.Pad = []int{114, 114, 114}
+		pixels, _ := picture.Resize(stripes, in)
 		got := ""
 		for x := range c.width {
 			got += map[[3]byte]string{{255, 0, 0}: "r", {0, 255, 0}: "g", {0, 0, 255}: "b", {114, 114, 114}: "."}[[3]byte(pixels[(c.width+x)*3:])]
 		}
 		if got != c.colors {
-			t.Errorf("%s to %d × %d: %q, want %q", c.fit.Way, c.height, c.width, got, c.colors)
+			t.Errorf("%s to %d × %d: %q, want %q", c.fit, c.height, c.width, got, c.colors)
 		}
 	}
 }
 
 // A box in the middle of a cropped photo is mapped back to the photo.
 func TestLocateCropped(t *testing.T) {
-	_, frame := picture.Resize(plain(image.Rect(10, 10, 210, 110), red), picture.Size{Height: 50, Width: 50, Channels: 3}, picture.Fit{Way: picture.Crop})
+	_, frame := picture.Resize(plain(image.Rect(10, 10, 210, 110), red), input(50, 50, 3, "crop"))
 	if got, want := frame.Locate(0, 0, 1, 1), image.Rect(60, 10, 160, 110); got != want {
 		t.Errorf("the whole input is %v, want the square in the middle, %v", got, want)
 	}
@@ -127,7 +133,7 @@ func TestLocateCropped(t *testing.T) {
 }
 
 func TestGrey(t *testing.T) {
-	got, _ := picture.Resize(plain(image.Rect(0, 0, 8, 8), color.Gray{0x80}), picture.Size{Height: 4, Width: 4, Channels: 1}, picture.Fit{})
+	got, _ := picture.Resize(plain(image.Rect(0, 0, 8, 8), color.Gray{0x80}), input(4, 4, 1, "letterbox"))
 	if want := bytes.Repeat([]byte{0x80}, 16); !bytes.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -139,8 +145,7 @@ func TestLocate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		corner := image.Pt(rapid.IntRange(-50, 50).Draw(t, "x"), rapid.IntRange(-50, 50).Draw(t, "y"))
 		bounds := image.Rectangle{corner, corner.Add(image.Pt(rapid.IntRange(40, 300).Draw(t, "width"), rapid.IntRange(40, 300).Draw(t, "height")))}
-		size := picture.Size{Height: rapid.IntRange(64, 128).Draw(t, "input height"), Width: rapid.IntRange(64, 128).Draw(t, "input width"), Channels: 3}
-		fit := picture.Fit{Way: rapid.SampledFrom([]picture.Way{picture.Letterbox, picture.Stretch, picture.Left}).Draw(t, "fit")}
+		size := input(rapid.IntRange(64, 128).Draw(t, "input height"), rapid.IntRange(64, 128).Draw(t, "input width"), 3, rapid.SampledFrom([]string{"letterbox", "stretch", "left"}).Draw(t, "fit"))
 
 		// A red block in the photo; its place in the input is where the pixels
 		// are red.
@@ -151,7 +156,7 @@ func TestLocate(t *testing.T) {
 				photo.SetRGBA(x, y, red)
 			}
 		}
-		pixels, frame := picture.Resize(photo, size, fit)
+		pixels, frame := picture.Resize(photo, size)
 		seen := image.Rectangle{}
 		for y := range size.Height {
 			for x := range size.Width {
@@ -175,7 +180,7 @@ func TestLocate(t *testing.T) {
 }
 
 func TestLocateClips(t *testing.T) {
-	_, frame := picture.Resize(plain(image.Rect(10, 10, 110, 60), red), picture.Size{Height: 100, Width: 100, Channels: 3}, picture.Fit{})
+	_, frame := picture.Resize(plain(image.Rect(10, 10, 110, 60), red), input(100, 100, 3, "letterbox"))
 	nan, huge := float64(0), 1e300
 	nan /= nan
 	for _, test := range []struct {
@@ -285,7 +290,7 @@ func TestSets(t *testing.T) {
 	if _, err := picture.NewLabelled([][]byte{{1}}, nil); err == nil {
 		t.Error("a picture without a label was taken")
 	}
-	photos := picture.NewPhotos([]picture.Photo{{Name: "red", Image: plain(image.Rect(0, 0, 4, 4), red)}}, picture.Size{Height: 2, Width: 2, Channels: 3}, picture.Fit{Way: picture.Stretch})
+	photos := picture.NewPhotos([]picture.Photo{{Name: "red", Image: plain(image.Rect(0, 0, 4, 4), red)}}, input(2, 2, 3, "stretch"))
 	if bytes, label := photos.Picture(0); photos.Len() != 1 || len(bytes) != 12 || label != picture.NoLabel {
 		t.Errorf("%d photos, the first %v of class %d", photos.Len(), bytes, label)
 	}

@@ -5,7 +5,7 @@ import (
 	"image/color"
 )
 
-// viewed is a decoded photo, upright and on white. A large photo is not copied for that: Resize turns
+// viewed is a decoded photo, upright, for its viewers on white. A large photo is not copied for that: Resize turns
 // the few pixels of the model's input, and At turns one pixel.
 type viewed struct {
 	photo       image.Image
@@ -14,9 +14,7 @@ type viewed struct {
 
 // view returns a photo as its orientation says, on white.
 func view(photo image.Image, orientation int) image.Image {
-	o, ok := photo.(interface{ Opaque() bool })
-	opaque := ok && o.Opaque()
-	if opaque && orientation == 1 {
+	if orientation == 1 && opaque(photo) {
 		return photo
 	}
 	return &viewed{photo, orientation}
@@ -70,15 +68,14 @@ func (v *viewed) turned(r image.Rectangle, upright image.Point) image.Rectangle 
 
 // upright undoes an EXIF orientation of pixels with so many bytes each. Orientations 5 to 8 exchange width and height.
 func upright(from []byte, size image.Point, bytes, orientation int) []byte {
-	if orientation == 1 {
-		return from
-	}
 	width, height := size.X, size.Y
 
 	// In pixels, (x, y) goes to begin + x*right + y*down.
 	last := width*height - 1
 	var begin, right, down int
 	switch orientation {
+	case 1:
+		begin, right, down = 0, 1, width
 	case 2: // mirrored left to right
 		begin, right, down = width-1, -1, width
 	case 3: // turned by 180°

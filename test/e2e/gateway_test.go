@@ -153,7 +153,7 @@ func TestTritonClient(t *testing.T) {
 	_, url := startWithGateway(t)
 	photo, err := pictures.Decode(t.Context(), photoOf(t))
 	must.OK(t, err)
-	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Fit{})
+	pixels, _ := pictures.Resize(photo, faceInput)
 	file := filepath.Join(t.TempDir(), "picture")
 	must.OK(t, os.WriteFile(file, pixels, 0o600))
 	text := triton(t, "triton.py", url, "face", file)

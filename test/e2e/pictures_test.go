@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
+	"github.com/penstock/penstock/models"
 	pictures "github.com/penstock/penstock/models/picture"
 )
 
@@ -29,13 +30,16 @@ type wallEvent struct {
 	}
 }
 
+// faceInput is that of function face.
+var faceInput = &models.Input{Height: 128, Width: 128, Channels: 3, WireType: models.U8, WireLayout: models.HWC}
+
 // With `pictures:` an open page gets pictures of UDP clients with their answers, until an edit of
 // the configuration ends that.
 func TestPictures(t *testing.T) {
 	nd, url := startWithGateway(t)
 	photo, err := pictures.Decode(t.Context(), photoOf(t))
 	must.OK(t, err)
-	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Fit{})
+	pixels, _ := pictures.Resize(photo, faceInput)
 
 	// A client sends the photo, one request after the other, while a page is open.
 	c := nodetest.Dial(t, nd, "face", client.Options{Timeout: patience})

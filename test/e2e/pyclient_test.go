@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/models"
 	pictures "github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/wire"
@@ -40,9 +41,9 @@ func TestPythonClient(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			card, err := zoo.Registry{Cache: t.TempDir()}.Find(name)
 			must.OK(t, err)
-			size := pictures.Size{Height: card.Input.Height, Width: card.Input.Width, Channels: card.Input.Channels}
-			sent, files := bundledPictures(t, size)
-			arguments := append([]string{"testdata/client.py", nodetest.Address(t, nd, name), strconv.Itoa(size.Height), strconv.Itoa(size.Width), strconv.Itoa(size.Channels)}, files...)
+			in := &card.Input
+			sent, files := bundledPictures(t, in)
+			arguments := append([]string{"testdata/client.py", nodetest.Address(t, nd, name), strconv.Itoa(in.Height), strconv.Itoa(in.Width), strconv.Itoa(in.Channels)}, files...)
 			out := runClient(t, python, arguments...)
 
 			if name == "face" {
@@ -113,7 +114,7 @@ func pythonWith(t *testing.T, module, hint string) string {
 
 // bundledPictures returns the photos that ship with Penstock, resized, and files with their
 // bytes.
-func bundledPictures(t *testing.T, size pictures.Size) (sent [][]byte, files []string) {
+func bundledPictures(t *testing.T, in *models.Input) (sent [][]byte, files []string) {
 	t.Helper()
 	names, err := fs.Glob(zoo.PictureFS(), "*.jpg")
 	if err != nil || len(names) == 0 {
@@ -125,7 +126,7 @@ func bundledPictures(t *testing.T, size pictures.Size) (sent [][]byte, files []s
 		must.OK(t, err)
 		photo, err := pictures.Decode(t.Context(), content)
 		must.OK(t, err)
-		pixels, _ := pictures.Resize(photo, size, pictures.Fit{})
+		pixels, _ := pictures.Resize(photo, in)
 		file := filepath.Join(dir, name)
 		must.OK(t, os.WriteFile(file, pixels, 0o600))
 		sent, files = append(sent, pixels), append(files, file)

@@ -114,11 +114,10 @@ func picturesOf(t *testing.T, card *models.Card) (list [][]byte) {
 	}
 	photos, err := picture.Read(zoo.PictureFS(), "*.jpg")
 	must.OK(t, err)
-	size := picture.Size{Height: card.Input.Height, Width: card.Input.Width, Channels: card.Input.Channels}
 	const rounds = 20
 	for range rounds {
 		for _, photo := range photos {
-			bytes, _ := picture.Resize(photo.Image, size, picture.Fit{})
+			bytes, _ := picture.Resize(photo.Image, &card.Input)
 			list = append(list, bytes)
 		}
 	}
