@@ -67,10 +67,13 @@ func newSuppression(overlap float64, most int, only []bool) suppression {
 
 func (s *suppression) selectRows(selected [][]byte) { s.selected = selected }
 
+// selects reports whether only selected rows are there.
+func (s *suppression) selects(scores int) bool { return s.selected != nil && s.selected[scores] != nil }
+
 // rows returns the next rows that are in the outputs, from row on and before limit: first to last-1. scores is the output of
 // their scores. If there are none, first is limit.
 func (s *suppression) rows(scores, row, limit int) (first, last int) {
-	if s.selected == nil || s.selected[scores] == nil {
+	if !s.selects(scores) {
 		return row, limit
 	}
 	first = nextBit(s.selected[scores], 0, row, limit)

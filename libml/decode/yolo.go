@@ -17,6 +17,7 @@ type yolo struct {
 	threshold     float32
 	width, height float32
 	grids         []grid // of style yolox
+	row, column   int    // from a row and a column to the next
 
 	score   []float32    // scratch: the best score of each row
 	class   []uint16     // scratch: its class
@@ -85,10 +86,7 @@ func (d *yolo) decode(dst []byte, outputs [][]byte) ([]byte, error) {
 
 // value returns a value of a row.
 func (d *yolo) value(output []byte, row uint32, column int) float32 {
-	if d.Style == models.YOLOv8 {
-		return element(output, column*d.Rows+int(row))
-	}
-	return element(output, int(row)*d.Columns+column)
+	return element(output, int(row)*d.row+column*d.column)
 }
 
 // extra returns the first of the values that the task adds.
@@ -97,10 +95,14 @@ func (d *yolo) extra() int { return d.Columns - d.Extra }
 // scan finds the candidates of the rows that are there.
 func (d *yolo) scan(output []byte) error {
 	scan := d.scanRows
-	switch d.Style {
-	case models.YOLOv8:
-		scan = d.scanColumns
-	case models.YOLOv10:
+	d.row, d.column = d.Columns, 1
+	switch {
+	case d.Style == models.YOLOv8 && d.selects(d.Output):
+		scan = d.scanClasses
+	case d.Style == models.YOLOv8:
+		d.row, d.column = 1, d.Rows
+		return d.scanColumns(output)
+	case d.Style == models.YOLOv10:
 		scan = d.scanEnd
 	}
 	for first, last := d.rows(d.Output, 0, d.Rows); first < last; first, last = d.rows(d.Output, last, d.Rows) {
@@ -130,12 +132,12 @@ func (d *yolo) selections() []device.Selection {
 }
 
 // scanColumns finds the best class of each row. A class has all its scores next to each other.
-func (d *yolo) scanColumns(output []byte, first, last int) error {
-	clear(d.score[first:last])
+func (d *yolo) scanColumns(output []byte) error {
+	clear(d.score)
 	a := newAbove(d.threshold)
 	for class := range d.NumClasses {
-		scores := output[4*(4+class)*d.Rows:][:4*last]
-		for row := a.next(scores, first); row < last; row = a.next(scores, row+1) {
+		scores := output[4*(4+class)*d.Rows:][:4*d.Rows]
+		for row := a.next(scores, 0); row < d.Rows; row = a.next(scores, row+1) {
 			v := element(scores, row)
 			if v-v != 0 {
 				return notFinite(d.Output)
@@ -145,9 +147,23 @@ func (d *yolo) scanColumns(output []byte, first, last int) error {
 			}
 		}
 	}
-	for row := first; row < last; row++ {
-		if v := d.score[row]; v > 0 && v >= d.threshold {
+	for row, v := range d.score {
+		if v > 0 && v >= d.threshold {
 			d.add(candidate{score: v, row: uint32(row), class: d.class[row]})
+		}
+	}
+	return nil
+}
+
+// scanClasses is scanColumns of selected rows, which are transposed.
+func (d *yolo) scanClasses(output []byte, first, last int) error {
+	for row := first; row < last; row++ {
+		scores := output[4*(row*d.Columns+4):][:4*d.NumClasses]
+		if !finite(scores) {
+			return notFinite(d.Output)
+		}
+		if class, v := largest(scores); v > 0 && v >= d.threshold {
+			d.add(candidate{score: v, row: uint32(row), class: uint16(class)})
 		}
 	}
 	return nil

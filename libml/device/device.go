@@ -89,6 +89,15 @@ type Table struct {
 	RowStride, ColumnStride int
 }
 
+// ResultStride is the distance of selected rows in the results. There, the columns of a row are neighbours: an output that
+// has rows as columns is transposed.
+func (t *Table) ResultStride() int {
+	if t.ColumnStride == 1 {
+		return t.RowStride
+	}
+	return t.Columns
+}
+
 // Tensors is one slot's memory for the largest batch. Smaller batches are prefixes of
 // each tensor. All are aligned to TensorAlign and valid until Close.
 type Tensors struct {

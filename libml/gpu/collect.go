@@ -15,8 +15,9 @@ const (
 )
 
 type collectTable struct {
-	From, To                    uint64
-	Columns, Row, Column, Image uint32
+	From, To                           uint64
+	Columns, Row, Column, Image, ToRow uint32
+	_                                  uint32
 }
 
 type collectSelection struct {
@@ -108,7 +109,7 @@ func (p *collectParameter) add(s device.Selection, places []collectTable, bitmap
 	add := func(i uint32, from device.Table) {
 		t := places[from.Output]
 		t.From, t.To = t.From+4*uint64(from.First), t.To+4*uint64(from.First)
-		t.Columns, t.Row, t.Column = uint32(from.Columns), uint32(from.RowStride), uint32(from.ColumnStride)
+		t.Columns, t.Row, t.Column, t.ToRow = uint32(from.Columns), uint32(from.RowStride), uint32(from.ColumnStride), uint32(from.ResultStride())
 		p.Tables[i] = t
 	}
 	add(first, s.Scores)

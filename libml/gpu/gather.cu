@@ -733,7 +733,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fetch(const __grid_cons
 //
 //   scan      1. read the scores, neighbouring threads neighbouring ones
 //   join      2. or the threads' bits: a word of the bitmap
-//   copy      3. copy these rows of each table
+//   copy      3. copy these rows of each table; neighbouring threads write neighbouring columns, also if they read from
+//                far apart, because small writes to the host are slow
 
 enum { TABLES = 48, SELECTIONS = 16, CELLS = 8 };
 
@@ -742,6 +743,7 @@ struct Table {
   u64 from, to;            // of image 0, in device memory and pinned host memory
   u32 columns;
   u32 row, column, image;  // elements from a row, a column and an image to the next
+  u32 toRow;               // in host memory, where the columns of a row are neighbours
 };
 
 // Selection has its scores in table first, whose `to` is the bitmap. The tables after it, up to end, are copied.
@@ -757,26 +759,25 @@ struct Collect {
   u32 selections, images;
 };
 
-// cells calls use(row, element, value) for the thread's part of the 32 rows from `from` on, of which there are `rows`. It
-// requests CELLS values at once. At the ends it uses the last ones again.
-template <class Use> static __device__ __forceinline__ void cells(const Table &t, const u32 *from, u32 rows, Use use) {
+// cells calls use(row, column, value) for the thread's part of the 32 rows from `from` on, of which there are `rows`. It
+// requests CELLS values at once. At the ends it uses the last ones again. Neighbouring threads have columns, or rows.
+template <class Use>
+static __device__ __forceinline__ void cells(const Table &t, const u32 *from, u32 rows, bool columns, Use use) {
 #pragma unroll 1
   for (u32 k = 0; k < t.columns; k += CELLS) {
-    u32 row[CELLS], element[CELLS], value[CELLS];
+    u32 row[CELLS], column[CELLS], value[CELLS];
 #pragma unroll
     for (u32 j = 0; j < CELLS; j++) {
-      u32 column = k + j < t.columns ? k + j : t.columns - 1;
-      row[j] = LANE;
-      if (t.column < t.row) {  // elements of a row are neighbours
-        u32 i = 32 * column + LANE;
-        row[j] = i / t.columns, column = i - row[j] * t.columns;
+      row[j] = LANE, column[j] = k + j < t.columns ? k + j : t.columns - 1;
+      if (columns) {
+        u32 i = 32 * column[j] + LANE;
+        row[j] = i / t.columns, column[j] = i - row[j] * t.columns;
       }
       if (row[j] >= rows) row[j] = rows - 1;
-      element[j] = row[j] * t.row + column * t.column;
-      value[j] = from[element[j]];
+      value[j] = from[row[j] * t.row + column[j] * t.column];
     }
 #pragma unroll
-    for (u32 j = 0; j < CELLS; j++) use(row[j], element[j], value[j]);
+    for (u32 j = 0; j < CELLS; j++) use(row[j], column[j], value[j]);
   }
 }
 
@@ -793,9 +794,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) collect(const __grid_co
     const Selection &s = b.selection[n];
     u32 image = i / words, first = (i - image * words) * 32, found = 0;
     const Table &scores = b.table[s.first];
-    auto begin = [&](const Table &t) { return (u64)image * t.image + first * t.row; };
+    auto begin = [&](const Table &t, u32 row) { return (u64)image * t.image + first * row; };
 
-    cells(scores, (const u32 *)scores.from + begin(scores), s.rows - first, [&](u32 row, u32, u32 value) {
+    cells(scores, (const u32 *)scores.from + begin(scores, scores.row), s.rows - first, scores.column < scores.row, [&](u32 row, u32, u32 value) {
       float v = number(value);
       if (!(v < s.threshold && v > -__builtin_inff())) found |= 1 << row;
     });
@@ -806,9 +807,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) collect(const __grid_co
 #pragma unroll 1
     for (u32 k = s.first + 1; k < s.end; k++) {
       const Table &t = b.table[k];
-      u32 *to = (u32 *)t.to + begin(t);
-      cells(t, (const u32 *)t.from + begin(t), s.rows - first, [&](u32 row, u32 element, u32 value) {
-        if (found >> row & 1) to[element] = value;
+      u32 *to = (u32 *)t.to + begin(t, t.toRow);
+      cells(t, (const u32 *)t.from + begin(t, t.row), s.rows - first, true, [&](u32 row, u32 column, u32 value) {
+        if (found >> row & 1) to[row * t.toRow + column] = value;
       });
     }
   }

@@ -13,7 +13,7 @@ import (
 )
 
 // Select is what a selection means, for one image: it sets the bits of the selected rows in bitmap and copies what is read
-// of them from outputs to results.
+// of them from outputs to results, where the columns of a row are neighbours.
 func Select(s device.Selection, outputs, results [][]byte, bitmap []byte) {
 	at := func(t device.Table, row, column int) int {
 		return 4 * (t.First + row*t.RowStride + column*t.ColumnStride)
@@ -31,7 +31,7 @@ func Select(s device.Selection, outputs, results [][]byte, bitmap []byte) {
 		bitmap[row/8] |= 1 << (row % 8)
 		for _, t := range s.Read {
 			for column := range t.Columns {
-				copy(results[t.Output][at(t, row, column):][:4], outputs[t.Output][at(t, row, column):])
+				copy(results[t.Output][4*(t.First+row*t.ResultStride()+column):][:4], outputs[t.Output][at(t, row, column):])
 			}
 		}
 	}

@@ -200,7 +200,7 @@ void fake_kernel_fetch(const struct fake_launch *launch) {
 	}
 }
 
-struct table { uint64_t from, to; uint32_t columns, row, column, image; };
+struct table { uint64_t from, to; uint32_t columns, row, column, image, to_row; };
 
 struct collect {
 	struct table table[48];
@@ -208,41 +208,38 @@ struct collect {
 	uint32_t selections, images;
 };
 
-// cell returns an element of a table, which a kernel may read, or write if `to`; NULL if it may not.
-static uint32_t *cell(const struct table *t, int to, uint32_t image, uint32_t row, uint32_t column) {
-	uint64_t i = (uint64_t)image * t->image + row * t->row + column * t->column;
-	uint32_t *at = (uint32_t *)(uintptr_t)(to ? t->to : t->from) + i;
-	return fake_reach(at, 4, to) ? at : NULL;
+// reaches reports whether a kernel may read, or write, the elements of a table.
+static int reaches(const struct table *t, uint32_t images, uint32_t rows, int write) {
+	uint64_t last = (uint64_t)(images - 1) * t->image + (uint64_t)(rows - 1) * (write ? t->to_row : t->row) + (t->columns - 1) * (write ? 1 : t->column);
+	return fake_reach((void *)(uintptr_t)(write ? t->to : t->from), 4 * (last + 1), write);
 }
 
 void fake_kernel_collect(const struct fake_launch *launch) {
 	const struct collect *b = launch->parameters[0];
-	if (launch->sizes[0] != sizeof *b || sizeof *b != 1800)
+	if (launch->sizes[0] != sizeof *b || sizeof *b != 2184)
 		abort();
 	for (uint32_t n = 0; n < b->selections; n++) {
-		const struct table *scores = b->table + b->selection[n].first;
+		const struct table *scores = b->table + b->selection[n].first, *end = b->table + b->selection[n].end;
 		uint32_t rows = b->selection[n].rows, words = (rows + 31) / 32, *bitmap = (uint32_t *)(uintptr_t)scores->to;
 		if (!fake_reach(bitmap, (uint64_t)4 * words * b->images, 1))
 			return;
+		for (const struct table *t = scores; t < end; t++)
+			if (!reaches(t, b->images, rows, 0) || (t > scores && !reaches(t, b->images, rows, 1)))
+				return;
 		memset(bitmap, 0, (uint64_t)4 * words * b->images);
 		for (uint32_t i = 0; i < rows * b->images; i++) {
 			uint32_t image = i / rows, row = i % rows, selected = 0;
-			for (uint32_t c = 0; c < scores->columns; c++) {
-				uint32_t *v = cell(scores, 0, image, row, c);
-				if (!v)
-					return;
-				selected |= number(*v) >= b->selection[n].threshold || !isfinite(number(*v));
-			}
+			const float *v = (const float *)(uintptr_t)scores->from + (uint64_t)image * scores->image + row * scores->row;
+			for (uint32_t c = 0; c < scores->columns; c++)
+				selected |= v[c * scores->column] >= b->selection[n].threshold || !isfinite(v[c * scores->column]);
 			if (!selected)
 				continue;
 			bitmap[image * words + row / 32] |= 1u << row % 32;
-			for (const struct table *t = scores + 1; t < b->table + b->selection[n].end; t++) {
-				for (uint32_t c = 0; c < t->columns; c++) {
-					uint32_t *from = cell(t, 0, image, row, c), *to = cell(t, 1, image, row, c);
-					if (!from || !to)
-						return;
-					*to = *from;
-				}
+			for (const struct table *t = scores + 1; t < end; t++) {
+				const uint32_t *from = (const uint32_t *)(uintptr_t)t->from + (uint64_t)image * t->image + row * t->row;
+				uint32_t *to = (uint32_t *)(uintptr_t)t->to + (uint64_t)image * t->image + row * t->to_row;
+				for (uint32_t c = 0; c < t->columns; c++)
+					to[c] = from[c * t->column];
 			}
 		}
 	}
