@@ -115,7 +115,7 @@ func (s *Scale) UnmarshalText(text []byte) error {
 
 type formatFile struct {
 	// Element type.
-	Type DType `yaml:"type" required:"true" oneof:"u8|f16|f32"`
+	Type DType `yaml:"type" required:"true" oneof:"u8|i8|u16|i16|u32|i32|f16|f32"`
 	// Order of the axes.
 	Layout Layout `yaml:"layout" required:"true" oneof:"hwc|chw"`
 }

@@ -38,6 +38,9 @@ const (
 // Frameworks are the names of frameworks that a card may use.
 var Frameworks = document.KeyOf[cardFile]("framework").OneOf()
 
+// PictureTypes are the element types of pictures on the wire and of their tensors.
+var PictureTypes = document.KeyOf[formatFile]("type").OneOf()
+
 // NamePattern matches valid names of models.
 var NamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 

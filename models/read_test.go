@@ -511,7 +511,7 @@ var spoiledCards = []spoiled{
 	{"a side of nothing", card, "[4, 6, 3]", "[0, 6, 3]", `card.yaml:7:10: input.size[0]: is 0, want an integer from 1 to 16384`, false},
 	{"a side too long", card, "[4, 6, 3]", "[4, 16385, 3]", `input.size[1]: is 16385`, false},
 	{"a picture too large", card, "[4, 6, 3]", "[16384, 16384, 3]", `is 805306368 bytes on the wire, want at most 67107840`, true},
-	{"an unknown type", card, "{type: u8,", "{type: u16,", `input.wire.type: is "u16", want u8, f16 or f32`, false},
+	{"an unknown type", card, "{type: u8,", "{type: u64,", `input.wire.type: is "u64", want u8, i8, u16, i16, u32, i32, f16 or f32`, false},
 	{"an unknown layout", card, "layout: chw", "layout: cwh", `input.tensor.layout: is "cwh", want hwc or chw`, false},
 	{"no tensor", card, "  tensor: {type: f32, layout: chw}\n", "", `input.tensor: is missing`, false},
 	{"a wire without a layout", card, "{type: u8, layout: hwc}", "{type: u8}", `input.wire.layout: is missing`, false},

@@ -11,7 +11,7 @@ import (
 // DType is the element type of a picture on the wire or of a tensor.
 type DType string
 
-// The element types. The gather converts between U8, F16 and F32; it copies the others.
+// The element types. The gather converts between PictureTypes; it copies the others.
 const (
 	Bool DType = "bool" // a byte, 0 or 1
 	I8   DType = "i8"
@@ -42,14 +42,16 @@ func (t DType) AppendF32(dst, data []byte) []byte {
 		return append(dst, data[:len(data)/4*size]...)
 	}
 	for ; len(data) >= size; data = data[size:] {
-		dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(t.float(data)))
+		dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(t.Float(data)))
 	}
 	return dst
 }
 
-// float returns the first element of data. t is known and not F32.
-func (t DType) float(data []byte) float32 {
+// Float returns the first element of data, as the nearest f32. The type is known.
+func (t DType) Float(data []byte) float32 {
 	switch t {
+	case F32:
+		return math.Float32frombits(binary.LittleEndian.Uint32(data))
 	case F16:
 		return wire.HalfToFloat(binary.LittleEndian.Uint16(data))
 	case BF16:
@@ -103,15 +105,20 @@ func (t DType) Holds(v float64) bool {
 	if most := largest[t]; most > 0 {
 		return math.Abs(v) <= most || math.IsInf(v, 0)
 	}
-	bits, least := 8*t.Bytes(), 0.0
-	switch t {
+	least, end := t.Range()
+	return v == math.Trunc(v) && v >= least && v < end
+}
+
+// Range returns the integers that a type has, from least to end - 1.
+func (t DType) Range() (least, end float64) {
+	switch bits := 8 * t.Bytes(); t {
 	case Bool:
-		return v == 0 || v == 1
+		return 0, 2
 	case I8, I16, I32, I64:
-		bits--
-		least = -math.Ldexp(1, bits)
+		return -math.Ldexp(1, bits-1), math.Ldexp(1, bits-1)
+	default:
+		return 0, math.Ldexp(1, bits)
 	}
-	return v == math.Trunc(v) && v >= least && v < math.Ldexp(1, bits)
 }
 
 // Tensor is an input or output of the model.

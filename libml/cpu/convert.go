@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/uyvy"
@@ -49,10 +50,10 @@ func newKernel(in *models.Input) (kernel, error) {
 	if p.flat && !p.normalise && in.WireType == in.TensorType {
 		return copyKernel{}, nil
 	}
-	switch in.TensorType {
-	case models.U8:
+	switch in.TensorType.Bytes() {
+	case 1:
 		return newKernelOf[uint8](in, p), nil
-	case models.F16:
+	case 2:
 		return newKernelOf[uint16](in, p), nil
 	default:
 		return newKernelOf[uint32](in, p), nil
@@ -63,16 +64,20 @@ func newKernelOf[E element](in *models.Input, p plan) kernel {
 	if in.WireType == models.U8 {
 		return newTableKernel[E](p)
 	}
-	return &floatKernel[E]{plan: p, half: in.WireType == models.F16, size: in.WireType.Bytes()}
+	k := &floatKernel[E]{plan: p, from: in.WireType, size: in.WireType.Bytes()}
+	if k.from == k.to && k.size == models.F32.Bytes() && !k.normalise {
+		k.from, k.to = models.F32, models.F32 // all bits stay: an f32 has not all integers of 32 bits
+	}
+	return k
 }
 
 // check rejects inputs that newKernel cannot build. A picture's size is limited because
 // device.Request.Bytes and shm.Fragment.Place are u32.
 func check(in *models.Input) error {
 	switch {
-	case !converted(in.WireType):
+	case !slices.Contains(models.PictureTypes, string(in.WireType)):
 		return fmt.Errorf("%w: wire type %q", ErrInput, in.WireType)
-	case !converted(in.TensorType):
+	case !slices.Contains(models.PictureTypes, string(in.TensorType)):
 		return fmt.Errorf("%w: tensor type %q", ErrInput, in.TensorType)
 	case in.WireLayout != models.HWC && in.WireLayout != models.CHW:
 		return fmt.Errorf("%w: wire layout %q", ErrInput, in.WireLayout)
@@ -100,13 +105,11 @@ func check(in *models.Input) error {
 	return nil
 }
 
-// converted reports whether a type is one of those that the gather converts between.
-func converted(t models.DType) bool { return t == models.U8 || t == models.F16 || t == models.F32 }
-
 // plan maps wire elements to tensor elements: channel c of pixel p goes to
 // base[c] + p*stride. All slices are indexed by the wire's channel.
 type plan struct {
 	pixels, channels int
+	to               models.DType
 	planar           bool // the wire is CHW
 	base             []int
 	stride           int
@@ -120,7 +123,7 @@ type plan struct {
 
 func newPlan(in *models.Input) plan {
 	p := plan{
-		pixels: in.Height * in.Width, channels: in.Channels,
+		pixels: in.Height * in.Width, channels: in.Channels, to: in.TensorType,
 		planar:    in.WireLayout == models.CHW,
 		base:      make([]int, in.Channels),
 		normalise: len(in.Mean) > 0,
@@ -161,35 +164,34 @@ func (p *plan) next(at *cursor) {
 	}
 }
 
-// encode rounds floats to tensor elements; both slices must be equally long. It has
+// encode rounds floats to tensor elements of a type; both slices must be equally long. It has
 // one switch per block: a function value would make the block escape to the
 // heap.
-func encode[E element](to []E, from []float32) {
-	switch to := any(to).(type) {
-	case []uint8:
+func encode[E element](to []E, from []float32, as models.DType) {
+	switch as {
+	case models.F16:
 		for i, f := range from {
-			to[i] = floatToByte(f)
+			to[i] = E(wire.FloatToHalf(f))
 		}
-	case []uint16:
+	case models.F32:
 		for i, f := range from {
-			to[i] = wire.FloatToHalf(f)
+			to[i] = E(math.Float32bits(f))
 		}
-	case []uint32:
+	default:
+		least, end := as.Range()
 		for i, f := range from {
-			to[i] = math.Float32bits(f)
+			to[i] = E(nearest(f, least, end-1))
 		}
 	}
 }
 
-// floatToByte rounds to the nearest u8, ties to even, and saturates; NaN is 0.
-func floatToByte(f float32) uint8 {
-	switch r := math.RoundToEven(float64(f)); {
-	case r >= 255:
-		return 255
-	case r > 0:
-		return uint8(r)
+// nearest rounds to the nearest integer, ties to even, and saturates; NaN is 0.
+func nearest(f float32, least, most float64) int64 {
+	r := math.RoundToEven(float64(f))
+	if math.IsNaN(r) {
+		return 0
 	}
-	return 0
+	return int64(min(max(r, least), most))
 }
 
 // copyKernel serves pictures that already are tensors.
@@ -249,7 +251,7 @@ func newTableKernel[E element](p plan) *tableKernel[E] {
 				values[v] = (values[v] - p.mean[c]) / p.std[c]
 			}
 		}
-		encode(k.tables[c][:], values[:])
+		encode(k.tables[c][:], values[:], p.to)
 	}
 	return k
 }
@@ -384,11 +386,11 @@ func swap3[E element](out []E, src []byte, rt, gt, bt *[256]E) {
 	}
 }
 
-// floatKernel serves f16 and f32 pictures, a block at a time: decode, normalise,
+// floatKernel serves pictures of other types than u8, a block at a time: decode, normalise,
 // encode, place. The block stays in the first-level cache.
 type floatKernel[E element] struct {
 	plan
-	half bool
+	from models.DType
 	size int // of a wire element, in bytes
 }
 
@@ -419,16 +421,20 @@ func (k *floatKernel[E]) feed(dst []byte, at *cursor, src []byte) {
 
 // decode reads len(block) elements.
 func (k *floatKernel[E]) decode(block []float32, src []byte) {
-	if k.half {
-		src = src[:2*len(block)]
+	src = src[:k.size*len(block)]
+	switch k.from {
+	case models.F16:
 		for i := range block {
 			block[i] = wire.HalfToFloat(binary.LittleEndian.Uint16(src[2*i:]))
 		}
-		return
-	}
-	src = src[:4*len(block)]
-	for i := range block {
-		block[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
+	case models.F32:
+		for i := range block {
+			block[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
+		}
+	default:
+		for i := range block {
+			block[i] = k.from.Float(src[k.size*i:])
+		}
 	}
 }
 
@@ -436,7 +442,7 @@ func (k *floatKernel[E]) decode(block []float32, src []byte) {
 func (k *floatKernel[E]) place(out []E, at *cursor, block []float32) {
 	if k.flat && k.uniform {
 		k.normaliseEach(block, 0, 1, 0)
-		encode(out[at.pixel:][:len(block)], block)
+		encode(out[at.pixel:][:len(block)], block, k.to)
 		at.pixel += len(block)
 		return
 	}
@@ -444,7 +450,7 @@ func (k *floatKernel[E]) place(out []E, at *cursor, block []float32) {
 	for k.planar && len(block) > 0 {
 		run := block[:min(len(block), k.pixels-at.pixel)]
 		k.normaliseEach(run, 0, 1, at.channel)
-		encode(encoded[:len(run)], run)
+		encode(encoded[:len(run)], run, k.to)
 		scatter(out, k.base[at.channel]+at.pixel*k.stride, k.stride, encoded[:len(run)], 0, 1)
 		block = block[len(run):]
 		if at.pixel += len(run); at.pixel == k.pixels {
@@ -460,7 +466,7 @@ func (k *floatKernel[E]) place(out []E, at *cursor, block []float32) {
 	for c := range k.channels {
 		k.normaliseEach(block, k.first(at, c), k.channels, c)
 	}
-	encode(encoded[:len(block)], block)
+	encode(encoded[:len(block)], block, k.to)
 	for c := range k.channels {
 		pixel := at.pixel
 		if c < at.channel {

@@ -55,7 +55,11 @@ func TestQueuedDevice(t *testing.T) {
 func TestGatherPackets(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := devicetest.Inputs().Draw(t, "input")
-		in.WireType = models.U8
+		kind := rapid.SampledFrom(models.PictureTypes)
+		in.TensorType = models.DType(kind.Draw(t, "tensor"))
+		if in.WireType = models.DType(kind.Draw(t, "wire")); in.UYVY || in.WireType.IsFloat() { // random bytes are NaNs, too
+			in.WireType = models.U8
+		}
 		in.Height, in.Width = rapid.IntRange(1, 64).Draw(t, "rows"), rapid.IntRange(1, 64).Draw(t, "columns")
 		if in.UYVY {
 			in.Width *= 2
@@ -138,13 +142,13 @@ func TestToHalf(t *testing.T) {
 
 // Values are rounded and saturated.
 func TestToBytes(t *testing.T) {
-	for f, want := range map[float32]uint8{-1: 0, 0.5: 0, 0.51: 1, 1.5: 2, 2.5: 2, 254.4: 254, 255: 255, 255.5: 255, 1e9: 255, -1e9: 0} {
-		if got := floatToByte(f); got != want {
-			t.Errorf("floatToByte(%v) = %d, want %d", f, got, want)
+	for f, want := range map[float32]int64{-1: 0, 0.5: 0, 0.51: 1, 1.5: 2, 2.5: 2, 254.4: 254, 255: 255, 255.5: 255, 1e9: 255, -1e9: 0} {
+		if got := nearest(f, 0, 255); got != want {
+			t.Errorf("nearest(%v) = %d, want %d", f, got, want)
 		}
 	}
-	if got := floatToByte(float32(math.NaN())); got != 0 {
-		t.Errorf("floatToByte(NaN) = %d", got)
+	if got := nearest(float32(math.NaN()), -8, 8); got != 0 {
+		t.Errorf("nearest(NaN) = %d", got)
 	}
 }
 
@@ -155,7 +159,7 @@ func TestInvalidInputs(t *testing.T) {
 	}
 	must.Get(New(sound, nil))(t)
 	for name, spoil := range map[string]func(in *models.Input){
-		"wire type":       func(in *models.Input) { in.WireType = "u16" },
+		"wire type":       func(in *models.Input) { in.WireType = "u64" },
 		"tensor type":     func(in *models.Input) { in.TensorType = "" },
 		"wire layout":     func(in *models.Input) { in.WireLayout = "whc" },
 		"tensor layout":   func(in *models.Input) { in.TensorLayout = "" },

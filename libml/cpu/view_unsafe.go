@@ -2,7 +2,7 @@ package cpu
 
 import "unsafe"
 
-// element is a tensor element as bits: u8, f16, f32.
+// element is a tensor element as bits.
 type element interface{ uint8 | uint16 | uint32 }
 
 // view returns b as elements, in the machine's byte order, which is the

@@ -51,6 +51,9 @@ func newKernel(context *cuda.Context, in models.Input, name string) (_ *Kernel, 
 	if _, err := cpu.New(in, nil); err != nil {
 		return nil, err
 	}
+	if other := func(t models.DType) bool { return t != models.U8 && t != models.F16 && t != models.F32 }; name != copyKernel && (other(in.WireType) || other(in.TensorType)) {
+		return nil, fmt.Errorf("%w on a GPU: %s becomes %s, want u8, f16 or f32; serve the function on a CPU, or list the tensor in inputs", cpu.ErrInput, in.WireType, in.TensorType)
+	}
 	k := &Kernel{context: context, plan: newPlan(&in)}
 	k.plan.kernel = name
 	defer func() {

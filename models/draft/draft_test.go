@@ -62,6 +62,8 @@ func TestWriteLines(t *testing.T) {
 	pictures := []Input{{Name: "images", Type: "f32", Shape: []int64{3, 320, 320}}}
 	bytes := []Input{{Name: "images", Type: "u8", Shape: []int64{3, 320, 320}}}
 	u8 := onnxfile.Model{Inputs: []onnxfile.Value{value("images", "u8", "n 3 320 320")}}
+	ints := []Input{{Name: "images", Type: "i32", Shape: []int64{3, 320, 320}}}
+	i32 := onnxfile.Model{Inputs: []onnxfile.Value{value("images", "i32", "n 3 320 320")}}
 	vector := onnxfile.Model{Inputs: []onnxfile.Value{value("x", "f32", "n 8"), value("sr", "i64", ""), value("h", "f32", "n 4")}}
 	vectors := []Input{
 		{Name: "x", Type: "f32", Shape: []int64{8}},
@@ -85,6 +87,8 @@ func TestWriteLines(t *testing.T) {
 		"colour alone":       {&picture320, observed(pictures, y("f32", 3)), Options{Colour: "rgb", Decoder: "classes"}, []string{"wire: {type: u8, layout: hwc}", "layout: chw}\n  colour: rgb\noutputs:"}, ""},
 		"batch on axis 1":    {&picture320, observed(pictures, Output{Name: "out", Type: "f32", Shape: []int64{20, 37}, Axis: 1}), Options{}, []string{"{name: out, shape: [20, 37], batch_axis: 1}"}, "like --scale 1/255 --colour rgb --decoder"},
 		"bytes":              {&u8, observed(bytes, y("f32", 3)), Options{Decoder: "embedding"}, []string{"tensor: {type: u8, layout: chw}\n  colour: rgb # guess: bytes in RGB as they are\noutputs:", "decoder: {name: embedding}\n"}, ""},
+		"integers":           {&i32, observed(ints, y("f32", 3)), Options{}, []string{"wire: {type: i32, layout: chw} # as the tensor", "tensor: {type: i32, layout: chw}"}, "like --scale 1/255 --colour rgb --decoder classes"},
+		"photos as integers": {&i32, observed(ints, y("f32", 3)), Options{Colour: "bgr", Decoder: "embedding"}, []string{"wire: {type: u8, layout: hwc}\n  tensor: {type: i32, layout: chw}\n  colour: bgr"}, ""},
 		"probabilities":      {&picture320, observed(pictures, Output{Name: "p", Type: "f32", Shape: []int64{2}, Fractions: true, Probabilities: true}), Options{Scale: 1}, []string{"decoder: {name: classes} # guess: the values of each image"}, ""},
 		"detr":               {&picture320, observed(pictures, y("f32", 300, 80), Output{Name: "b", Type: "f32", Shape: []int64{300, 4}}), Options{Scale: 1}, []string{"decoder: {name: detr, boxes: b, scores: out, activation: sigmoid} # guess"}, ""},
 		"faces": {&picture320, observed(pictures, y("f32", 4200, 4), y("f32", 4200, 2), y("f32", 4200, 10)), Options{Scale: 1}, []string{

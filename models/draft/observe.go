@@ -187,7 +187,7 @@ func picture(model *onnxfile.Model) bool {
 
 // pictureAxes returns the channels' axis of the first input, without the batch axis: 0 or 2.
 func pictureAxes(inputs []onnxfile.Value) (channels int, ok bool) {
-	if len(inputs) == 0 || len(inputs[0].Shape) != 4 || !slices.Contains([]string{"u8", "f16", "f32"}, inputs[0].Type) {
+	if len(inputs) == 0 || len(inputs[0].Shape) != 4 || !slices.Contains(models.PictureTypes, inputs[0].Type) {
 		return 0, false
 	}
 	s := inputs[0].Shape

@@ -203,24 +203,19 @@ func resampled(p wire.Picture, data []byte, x, y int, r Region, in models.Input)
 func TestTypes(t *testing.T) {
 	p, data := randomPicture(wire.FormatGrey8, 4, 4, 1)
 	region := Region{image.Rect(0, 0, 4, 4), image.Rect(0, 0, 4, 4)}
-	for _, typ := range []models.DType{models.U8, models.F16, models.F32} {
-		in := input(4, 4, 1)
+	for _, name := range models.PictureTypes {
+		in, typ := input(4, 4, 1), models.DType(name)
 		in.TensorType = typ
 		s := must.Get(New(in))(t)
 		tensor := make([]byte, in.TensorBytes())
 		must.OK(t, s.Sample(tensor, p, region, bytesOf(data)))
-		for i, want := range data {
-			var got float32
-			switch typ {
-			case models.U8:
-				got = float32(tensor[i])
-			case models.F16:
-				got = wire.HalfToFloat(uint16(tensor[2*i]) | uint16(tensor[2*i+1])<<8)
-			default:
-				got = must.Get(tensorOf(in, p, region, bytesOf(data)))(t)[i]
+		for i, level := range data {
+			want := float32(level)
+			if typ == models.I8 {
+				want = min(want, math.MaxInt8)
 			}
-			if got != float32(want) {
-				t.Errorf("%s: level %d is %v", typ, want, got)
+			if got := typ.Float(tensor[i*typ.Bytes():]); got != want {
+				t.Errorf("%s: level %d is %v", typ, level, got)
 			}
 		}
 	}

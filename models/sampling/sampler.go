@@ -119,9 +119,15 @@ func (s *Sampler) write(tensor []byte, x, y, count int) {
 				binary.NativeEndian.PutUint16(tensor[at:], wire.FloatToHalf(v))
 				at += step
 			}
-		default:
+		case models.F32:
 			for _, v := range line {
 				binary.NativeEndian.PutUint32(tensor[at:], math.Float32bits(v))
+				at += step
+			}
+		default:
+			least, end := in.TensorType.Range()
+			for _, v := range line {
+				in.TensorType.Append(tensor[:at], min(max(float64(v), least), end-1))
 				at += step
 			}
 		}

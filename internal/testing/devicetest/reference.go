@@ -68,24 +68,39 @@ func decode(t models.DType, raw []byte) float32 {
 		return float32(raw[0])
 	case models.F16:
 		return float32(HalfValue(binary.LittleEndian.Uint16(raw)))
-	default:
+	case models.F32:
 		return math.Float32frombits(binary.LittleEndian.Uint32(raw))
 	}
+	bits := uint64(0)
+	for i, b := range raw {
+		bits |= uint64(b) << (8 * i)
+	}
+	if unused := 64 - 8*len(raw); t[0] == 'i' {
+		return float32(int64(bits<<unused) >> unused)
+	}
+	return float32(bits)
 }
 
 func encode(to []byte, t models.DType, v float32) []byte {
 	switch t {
-	case models.U8:
-		r := math.RoundToEven(float64(v))
-		if !(r > 0) { // true for NaN too
-			r = 0
-		}
-		return append(to, byte(min(r, 255)))
 	case models.F16:
 		return binary.LittleEndian.AppendUint16(to, NearestHalf(float64(v)))
-	default:
+	case models.F32:
 		return binary.LittleEndian.AppendUint32(to, math.Float32bits(v))
 	}
+	lowest, highest := int64(0), int64(1)<<(8*t.Bytes())-1
+	if t[0] == 'i' {
+		lowest, highest = -(highest+1)/2, highest/2
+	}
+	n := int64(0) // of a NaN
+	if r := math.RoundToEven(float64(v)); r >= float64(highest) {
+		n = highest
+	} else if r <= float64(lowest) {
+		n = lowest
+	} else if r == r {
+		n = int64(r)
+	}
+	return append(to, binary.LittleEndian.AppendUint64(nil, uint64(n))[:t.Bytes()]...)
 }
 
 // HalfValue returns the number that a binary16 represents (IEEE 754-2008, 3.4).

@@ -103,7 +103,7 @@ func TestRefusedONNXModels(t *testing.T) {
 		want  string
 	}{
 		{"i64", tinymodel.Linear(tinymodel.I64, 4, dynamic, 6, 5, 3),
-			`input "x" is i64 [n, 6, 5, 3] in the model, f32 [n, 6, 5, 3] in the card; a picture is u8, f16 or f32: list other tensors in inputs`},
+			`input "x" is i64 [n, 6, 5, 3] in the model, f32 [n, 6, 5, 3] in the card; a picture has 3 axes behind the batch, and one of the types u8, i8, u16, i16, u32, i32, f16, f32: list other tensors in inputs`},
 		{"two inputs", two,
 			`model takes 2 inputs ("x" f32 [n, 6, 5, 3], "mask" i64 [n, 7]), and the card has no "mask"; give it a value in constants or state, or list all tensors in inputs`},
 		{"fixed batch, another ladder", tinymodel.Linear(tinymodel.F32, 4, 4, 6, 5, 3),

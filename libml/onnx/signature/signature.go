@@ -75,8 +75,8 @@ func checkInputs(card *models.Card, inputs []Tensor, open bool) error {
 			name, shape = "state", "state"
 		}
 		got, err := findTensor("input", card, t, inputs, name, shape, open)
-		if err != nil && len(card.Inputs) == 0 && got.Name != "" && !slices.Contains([]string{"u8", "f16", "f32"}, got.Type) {
-			err = fmt.Errorf("%w; a picture is u8, f16 or f32: list other tensors in inputs", err)
+		if err != nil && len(card.Inputs) == 0 && got.Name != "" && (len(got.Dims) != 4 || !slices.Contains(models.PictureTypes, got.Type)) {
+			err = fmt.Errorf("%w; a picture has 3 axes behind the batch, and one of the types %s: list other tensors in inputs", err, strings.Join(models.PictureTypes, ", "))
 		}
 		if err != nil {
 			return err

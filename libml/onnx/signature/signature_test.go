@@ -34,7 +34,7 @@ func TestCheck(t *testing.T) {
 		{"another input", []Tensor{{"image", "f32", []int64{-1, 3, 4, 6}}}, []Tensor{y, z},
 			`no input "x", which the card names (/m/card.yaml:3); it has "image"`},
 		{"two inputs", []Tensor{x, y}, []Tensor{y, z}, `model takes 2 inputs ("x" f32 [n, 3, 4, 6], "y" f32 [n, 10]), and the card has no "y"; give it a value in constants or state, or list all tensors in inputs`},
-		{"integers", []Tensor{{"x", "int64", []int64{-1, 3, 4, 6}}}, []Tensor{y, z}, `input "x" is int64 [n, 3, 4, 6] in the model, f32 [n, 3, 4, 6] in the card (/m/card.yaml:4); a picture is u8, f16 or f32: list other tensors in inputs`},
+		{"integers", []Tensor{{"x", "int64", []int64{-1, 3, 4, 6}}}, []Tensor{y, z}, `input "x" is int64 [n, 3, 4, 6] in the model, f32 [n, 3, 4, 6] in the card (/m/card.yaml:4); a picture has 3 axes behind the batch, and one of the types u8, i8, u16, i16, u32, i32, f16, f32: list other tensors in inputs`},
 		{"fewer classes", []Tensor{x}, []Tensor{{"y", "f32", []int64{-1, 9}}, z},
 			`output "y" is f32 [n, 9] in the model, f32 [n, 10] in the card (/m/card.yaml:6)`},
 		{"a dimension more", []Tensor{x}, []Tensor{{"y", "f32", []int64{-1, 10, 1}}, z},
