@@ -310,6 +310,8 @@ type InputStatus struct {
 	// Antialias: models.Input.Antialias.
 	Antialias bool  `json:"antialias,omitempty"`
 	Pad       []int `json:"pad,omitempty"`
+	// LargestPicture is the size of the largest picture of another format and size, in bytes; 0 if it takes none.
+	LargestPicture int `json:"largest_picture,omitempty"`
 	// Tensors are those of a request that is no picture. All other fields but Bytes are then zero.
 	Tensors []TensorStatus `json:"tensors,omitempty"`
 }

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/image/draw"
-
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/stream"
@@ -36,10 +34,13 @@ func (f *frames) observe(r stream.Result) {
 		return
 	}
 	var file bytes.Buffer
-	if err := jpeg.Encode(&file, shrink(r.Frame.Image), nil); err != nil {
+	size := r.Frame.Image.Bounds().Size()
+	factor := min(1, frameSide/float64(max(size.X, size.Y)))
+	shown := image.Pt(max(1, int(float64(size.X)*factor)), max(1, int(float64(size.Y)*factor)))
+	if err := jpeg.Encode(&file, r.Frame.Image.RGBA(shown), nil); err != nil {
 		return // a buffer takes everything, and the size is right
 	}
-	f.wall.show(r.Function, file.Bytes(), r.Age, r.Items, r.Frame.Image.Rect.Dx())
+	f.wall.show(r.Function, file.Bytes(), r.Age, r.Items, size.X)
 }
 
 // due reports whether a function's next frame is shown.
@@ -52,18 +53,6 @@ func (f *frames) due(function string) bool {
 	}
 	f.shown[function] = now
 	return true
-}
-
-// shrink fits a frame into frameSide pixels.
-func shrink(frame *image.RGBA) image.Image {
-	size := frame.Rect.Size()
-	factor := frameSide / float64(max(size.X, size.Y))
-	if factor >= 1 {
-		return frame
-	}
-	out := image.NewRGBA(image.Rect(0, 0, max(1, int(float64(size.X)*factor)), max(1, int(float64(size.Y)*factor))))
-	draw.ApproxBiLinear.Scale(out, out.Rect, frame, frame.Rect, draw.Src, nil)
-	return out
 }
 
 // runStreams keeps the streams running until ctx ends. They begin when the functions are known.

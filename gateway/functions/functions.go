@@ -56,6 +56,8 @@ type Function struct {
 	// Camera is the format of the cameras that the function takes pictures of; empty if it takes
 	// those of clients.
 	Camera string
+	// LargestPicture is the size of the largest picture of another format and size than the card's, in bytes; 0: it takes none.
+	LargestPicture int
 
 	version version
 	address string
@@ -156,7 +158,7 @@ func (s *Set) Refresh(ctx context.Context) error {
 // function returns the function of a status. It keeps the client and the card of the last one
 // if they are the same.
 func (s *Set) function(ctx context.Context, status *control.Status, f *control.FunctionStatus) (*Function, error) {
-	next := &Function{Name: f.Name, address: f.ClientAddr().String()}
+	next := &Function{Name: f.Name, LargestPicture: f.Input.LargestPicture, address: f.ClientAddr().String()}
 	if f.Camera != nil {
 		next.Camera = f.Camera.Format
 	}
@@ -284,6 +286,8 @@ type Wanted struct {
 	Only []bool
 	// Sequence is that of a model with state.
 	Sequence Sequence
+	// Picture is the format and shape of the picture, if they are not the card's.
+	Picture wire.Picture
 }
 
 // Infer sends a picture in the format that the function takes on the wire, and waits for the
@@ -292,7 +296,7 @@ func (f *Function) Infer(ctx context.Context, picture []byte, w Wanted) (a Answe
 	if f.Camera != "" {
 		return a, fmt.Errorf("%w: %s takes those of cameras only (format: %s)", ErrNoPicture, f.Name, f.Camera)
 	}
-	options := client.RequestOptions{Deadline: w.Deadline, LowestScore: w.LowestScore}
+	options := client.RequestOptions{Deadline: w.Deadline, LowestScore: w.LowestScore, Picture: w.Picture}
 	if len(f.Card.State) > 0 {
 		options.Stream = f.sequences.stream(w.Sequence)
 	}

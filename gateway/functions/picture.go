@@ -23,9 +23,13 @@ type Detection struct {
 	picture.Found
 }
 
-// InferPhoto resizes a photo for the function, letterboxed, and waits for the answer. Its Boxes
-// are in the model's input; the detections have them in the photo.
+// InferPhoto sends a photo and waits for the answer. A picture.Raw is sent as it is, if the function takes pictures of
+// that size; all others are resized as the card says. Boxes of the answer are in what was sent; the detections have them in the photo.
 func (f *Function) InferPhoto(ctx context.Context, photo image.Image, w Wanted) (a Answer, found []Detection, err error) {
+	if raw, ok := photo.(*picture.Raw); ok && raw.Shape.Check(len(raw.Pix), f.LargestPicture) == nil {
+		w.Picture = raw.Shape
+		return f.InferPrepared(ctx, raw.Pix, picture.Whole(raw.Bounds().Size()), w)
+	}
 	pixels, frame, err := Prepare(&f.Card.Input, photo)
 	if err != nil {
 		return a, nil, fmt.Errorf("prepare photo for %s: %w", f.Name, err)

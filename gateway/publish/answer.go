@@ -7,6 +7,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -28,7 +29,7 @@ func FromStream(r *stream.Result) *Answer {
 // nil if the function did not decide the answer, for example because the client has gone.
 func FromHTTP(f *functions.Function, size image.Point, a *functions.Answer, items []functions.Item, took time.Duration, err error) *Answer {
 	r := stream.Result{
-		Stream: configs.FromHTTP, Function: f.Name, Frame: stream.Frame{Image: &image.RGBA{Rect: image.Rectangle{Max: size}}},
+		Stream: configs.FromHTTP, Function: f.Name, Frame: stream.Frame{Image: &picture.Raw{Shape: wire.Picture{Width: size.X, Height: size.Y}}},
 		Age: took, Status: stream.StatusOf(err), Err: err, Answer: *a, Items: items,
 	}
 	if r.Status == stream.StatusError || r.Status == stream.StatusUnknown {

@@ -117,7 +117,7 @@ func (a *Annotator) start(f Frame, rate float64) error {
 	if rate < 1 || rate > maxRate {
 		rate = defaultRate
 	}
-	a.rate, a.first, a.size = rate, f.PTS, f.Image.Rect.Size()
+	a.rate, a.first, a.size = rate, f.PTS, f.Image.Bounds().Size()
 	in, frames, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("open pipe to ffmpeg: %w", err)

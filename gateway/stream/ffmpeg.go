@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"image"
 	"io"
 	"net/netip"
 	"os"
@@ -23,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/models/picture"
+	"github.com/penstock/penstock/wire"
 )
 
 // ErrNoFFmpeg is returned if the program cannot be found.
@@ -35,6 +35,8 @@ type Input struct {
 	Raw *Raw
 	// Live: frames come at the source's own pace, a file's too, and a late frame is worth little.
 	Live bool
+	// Largest is the size of the largest frame, in bytes: ffmpeg shrinks a larger one. 0 is no limit.
+	Largest int
 	// HWAccel is ffmpeg's name of a hardware decoder, empty for none.
 	HWAccel string
 	// FFmpeg is the program, "ffmpeg" if empty.
@@ -62,15 +64,13 @@ const (
 	endTimeout = 5 * time.Second
 	// pipeBytes is the wanted size of the pipe, in bytes. The kernel may refuse it.
 	pipeBytes = 1 << 20
-	// pixelBytes is the size of a pixel in a frame.
-	pixelBytes = 4
 )
 
 // frameInfo is what ffmpeg says of a frame before it writes it.
 type frameInfo struct {
-	width, height int
-	pts           time.Duration
-	timed         bool // pts is known
+	wire.Picture
+	pts   time.Duration
+	timed bool // pts is known
 }
 
 // Decoder is a running ffmpeg. One goroutine uses it; Close may be called by any.
@@ -81,7 +81,7 @@ type Decoder struct {
 	lines     *os.File // what ffmpeg says
 	infos     chan frameInfo
 	described chan struct{} // closed when all of lines was read
-	spare     sync.Pool     // of *image.RGBA
+	spare     sync.Pool     // of *picture.Raw
 
 	mu      sync.Mutex // guards below
 	rate    float64    // frames per second that the source announces; 0 if it does not
@@ -241,8 +241,8 @@ func environment() []string {
 	return append(env, "AV_LOG_FORCE_NOCOLOR=1")
 }
 
-// arguments are ffmpeg's. Frames keep their own size (-autoscale 0) and time (passthrough), and
-// the filter showinfo describes each on standard error. Without "-thread_type slice" the encoder of
+// arguments are ffmpeg's. Frames keep their own size (-autoscale 0), time (passthrough) and, if it is 4:2:0, format. The filter
+// scale copies nothing unless the size is odd or too large. showinfo describes each frame on standard error. Without "-thread_type slice" the encoder of
 // raw frames holds back a frame per thread.
 func (in Input) arguments() (args []string, list string) {
 	args = []string{"-hide_banner", "-nostdin", "-nostats", "-loglevel", "level+info"}
@@ -259,13 +259,17 @@ func (in Input) arguments() (args []string, list string) {
 	}
 	source, list := in.Address.input(in.Raw)
 	args = append(args, source...)
+	shrink := "1"
+	if in.Largest > 0 {
+		shrink = fmt.Sprintf("min(1,sqrt(%d/(1.5*iw*ih)))", in.Largest)
+	}
 	return append(args, "-map", "0:v:0", "-an", "-sn", "-dn", "-autoscale", "0", "-fps_mode", "passthrough",
-		"-vf", "format=rgba,sidedata=mode=delete,showinfo@frames=checksum=0",
+		"-vf", "scale=w='2*max(1,trunc(iw/2*"+shrink+"))':h='2*max(1,trunc(ih/2*"+shrink+"))',format=yuv420p|nv12,sidedata=mode=delete,showinfo@frames=checksum=0",
 		"-c:v", "rawvideo", "-thread_type", "slice", "-f", "rawvideo", "-flush_packets", "1", "pipe:1"), list
 }
 
 var (
-	frameLine = regexp.MustCompile(`^\[showinfo@frames @ 0x[0-9a-f]+\] \[info\] n: *\d+ pts: *\S+ pts_time:(\S+) .*\bs:(\d{1,6})x(\d{1,6})\b`)
+	frameLine = regexp.MustCompile(`^\[showinfo@frames @ 0x[0-9a-f]+\] \[info\] n: *\d+ pts: *\S+ pts_time:(\S+) .*\bfmt:(nv12|yuv420p) .*\bs:(\d{1,6})x(\d{1,6})\b`)
 	rateLine  = regexp.MustCompile(`^\[showinfo@frames @ 0x[0-9a-f]+\] \[info\] config in .*frame_rate: (\d{1,9})/(\d{1,9})`)
 	errorLine = regexp.MustCompile(`^(?:\[[^\]]* @ 0x[0-9a-f]+\] )?\[(?:error|fatal|panic)\] (.*)`)
 )
@@ -296,8 +300,9 @@ func (d *Decoder) read() {
 func (d *Decoder) take(line string) bool {
 	if m := frameLine.FindStringSubmatch(line); m != nil {
 		info := frameInfo{}
-		info.width, _ = strconv.Atoi(m[2]) // digits
-		info.height, _ = strconv.Atoi(m[3])
+		info.Format = map[string]wire.PictureFormat{"nv12": wire.FormatNV12, "yuv420p": wire.FormatI420}[m[2]]
+		info.Width, _ = strconv.Atoi(m[3]) // digits
+		info.Height, _ = strconv.Atoi(m[4])
 		if s, err := strconv.ParseFloat(m[1], 64); err == nil {
 			info.pts, info.timed = time.Duration(s*float64(time.Second)), true
 		}
@@ -357,7 +362,7 @@ type Frame struct {
 	// Read is when the frame had come from ffmpeg.
 	Read time.Time
 	// Image is read-only.
-	Image *image.RGBA
+	Image *picture.Raw
 }
 
 // ErrSize is returned for a frame that is too large.
@@ -369,11 +374,16 @@ func (d *Decoder) Next() (f Frame, err error) {
 	if err != nil {
 		return f, err
 	}
-	if info.width == 0 || info.height == 0 || info.width > picture.MaxPixels/info.height {
+	size, err := info.Bytes()
+	if err != nil || info.Width > picture.MaxPixels/info.Height {
 		d.process.kill()
-		return f, fmt.Errorf("%w: %d × %d pixels, want at most %d Mpixel", ErrSize, info.width, info.height, picture.MaxPixels>>20)
+		return f, fmt.Errorf("%w: %d × %d pixels, want at most %d Mpixel", ErrSize, info.Width, info.Height, picture.MaxPixels>>20)
 	}
-	img := d.picture(info.width, info.height)
+	img, ok := d.spare.Get().(*picture.Raw)
+	if !ok || len(img.Pix) != size {
+		img = &picture.Raw{Pix: make([]byte, size)}
+	}
+	img.Shape = info.Picture
 	if err := d.fill(img.Pix); err != nil {
 		return f, err
 	}
@@ -431,7 +441,7 @@ func (d *Decoder) reason(prefix string) string {
 	return prefix + d.failure
 }
 
-// fill reads a frame. Its pixels are made opaque: functions see what a screen shows.
+// fill reads a frame.
 func (d *Decoder) fill(pix []byte) error {
 	var deadline time.Time
 	if limit := d.limit(); limit > 0 {
@@ -448,9 +458,6 @@ func (d *Decoder) fill(pix []byte) error {
 		return errors.New("ffmpeg ended within a frame")
 	case err != nil:
 		return fmt.Errorf("read frame from ffmpeg: %w", err)
-	}
-	for i := pixelBytes - 1; i < len(pix); i += pixelBytes {
-		pix[i] = 0xff
 	}
 	return nil
 }
@@ -478,16 +485,8 @@ func (d *Decoder) end() error {
 	return io.EOF
 }
 
-// picture returns a picture of a size, a recycled one if it fits.
-func (d *Decoder) picture(width, height int) *image.RGBA {
-	if img, ok := d.spare.Get().(*image.RGBA); ok && img.Rect.Dx() == width && img.Rect.Dy() == height {
-		return img
-	}
-	return image.NewRGBA(image.Rect(0, 0, width, height))
-}
-
 // Recycle gives a picture back for later frames. The caller does not use it any more.
-func (d *Decoder) Recycle(img *image.RGBA) { d.spare.Put(img) }
+func (d *Decoder) Recycle(img *picture.Raw) { d.spare.Put(img) }
 
 // Rate is how many frames per second the source announces; 0 if it is not known.
 func (d *Decoder) Rate() float64 {

@@ -2,7 +2,6 @@ package stream
 
 import (
 	"errors"
-	"image"
 	"io"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/wire"
 )
 
 // patience bounds each wait. On a busy machine ffmpeg needs long to start, and long for each frame.
@@ -106,20 +106,17 @@ func TestSizes(t *testing.T) {
 	must.OK(t, err)
 	defer d.Close()
 	for i, want := range []struct {
-		size image.Point
-		pts  time.Duration
+		shape wire.Picture
+		pts   time.Duration
 	}{
-		{image.Pt(4, 2), 0},
-		{image.Pt(2, 6), 500 * time.Millisecond},
-		{image.Pt(3, 3), 580 * time.Millisecond}, // without a time: a frame time after the last
+		{wire.Picture{Format: wire.FormatI420, Width: 4, Height: 2}, 0},
+		{wire.Picture{Format: wire.FormatNV12, Width: 2, Height: 6}, 500 * time.Millisecond},
+		{wire.Picture{Format: wire.FormatI420, Width: 2, Height: 4}, 580 * time.Millisecond}, // without a time: a frame time after the last
 	} {
 		f, err := d.Next()
 		must.OK(t, err)
-		if f.Number != uint64(i) || f.Image.Rect.Size() != want.size || f.PTS != want.pts || len(f.Image.Pix) != 4*want.size.X*want.size.Y {
-			t.Errorf("frame %d is %v at %s, want %v at %s", f.Number, f.Image.Rect, f.PTS, want.size, want.pts)
-		}
-		if !f.Image.Opaque() {
-			t.Errorf("frame %d is transparent", f.Number)
+		if f.Number != uint64(i) || f.Image.Shape != want.shape || f.PTS != want.pts || len(f.Image.Pix) != want.shape.Width*want.shape.Height*3/2 {
+			t.Errorf("frame %d is %v at %s, want %v at %s", f.Number, f.Image.Shape, f.PTS, want.shape, want.pts)
 		}
 		d.Recycle(f.Image)
 	}

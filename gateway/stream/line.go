@@ -33,7 +33,7 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // Line is the result without its picture.
 func (r *Result) Line() Line {
-	size := r.Frame.Image.Rect.Size()
+	size := r.Frame.Image.Bounds().Size()
 	l := Line{
 		Stream: r.Stream, Function: r.Function, Frame: r.Frame.Number, PTS: r.Frame.PTS.Seconds(), Width: size.X, Height: size.Y,
 		AgeMS: millis(r.Age), Status: r.Status, Skipped: r.Skipped, Model: r.Answer.ModelVersion, LatencyMS: millis(r.Answer.Latency),

@@ -19,6 +19,8 @@ type Inferrer interface {
 	// Infer waits for a function's answer. The items are in the photo's pixels. The errors are
 	// those of functions.Set.Function and functions.Function.InferPhoto.
 	Infer(ctx context.Context, function string, photo image.Image) (functions.Answer, []functions.Item, error)
+	// LargestPicture is functions.Function.LargestPicture; 0 for an unknown function.
+	LargestPicture(function string) int
 }
 
 // Node is the Inferrer of a node. A function that is replaced is found again for each photo.
@@ -32,6 +34,14 @@ func (n Node) Infer(ctx context.Context, function string, photo image.Image) (fu
 	}
 	a, found, err := f.InferPhoto(ctx, photo, functions.Wanted{})
 	return a, f.Items(a, found), err
+}
+
+// LargestPicture implements Inferrer.
+func (n Node) LargestPicture(function string) int {
+	if f, err := n.Functions.Function(function); err == nil {
+		return f.LargestPicture
+	}
+	return 0
 }
 
 // Options say what Run does with a source.
@@ -124,6 +134,9 @@ type lane struct {
 // Run sends the frames of a source to the functions until the source or parent ends. The error is
 // nil then; it is of the source, or of Observe and Shown.
 func Run(parent context.Context, o Options) error {
+	for _, function := range o.To {
+		o.Input.Largest = max(o.Input.Largest, o.Node.LargestPicture(function))
+	}
 	decoder, err := Open(o.Input)
 	if err != nil {
 		return err

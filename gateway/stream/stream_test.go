@@ -15,10 +15,23 @@ import (
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/wait"
+	"github.com/penstock/penstock/models/picture"
+	"github.com/penstock/penstock/wire"
 )
 
 // inferrer is an Inferrer that a test answers for.
 type inferrer func(ctx context.Context, function string) error
+
+func (f inferrer) LargestPicture(string) int { return 0 }
+
+// raw is a grey frame.
+func raw(width, height int) *picture.Raw {
+	pixels := make([]byte, width*height*3/2)
+	for i := range pixels {
+		pixels[i] = 0x80
+	}
+	return &picture.Raw{Shape: wire.Picture{Format: wire.FormatNV12, Width: width, Height: height}, Pix: pixels}
+}
 
 func (f inferrer) Infer(ctx context.Context, function string, photo image.Image) (functions.Answer, []functions.Item, error) {
 	if err := f(ctx, function); err != nil {
@@ -182,7 +195,7 @@ func TestDeadline(t *testing.T) {
 
 func TestLine(t *testing.T) {
 	r := Result{
-		Stream: "door", Function: "face", Frame: Frame{Number: 7, PTS: 280 * time.Millisecond, Image: image.NewRGBA(image.Rect(0, 0, 4, 2))},
+		Stream: "door", Function: "face", Frame: Frame{Number: 7, PTS: 280 * time.Millisecond, Image: raw(4, 2)},
 		Age: 1500 * time.Microsecond, Status: "ok", Items: []functions.Item{{Label: "face", Score: 0.5, Box: []int{1, 0, 3, 2}}}, Skipped: 3,
 		Answer: functions.Answer{Latency: time.Millisecond, Result: client.Result{ModelVersion: 2, Stages: client.Stages{Queue: 250 * time.Microsecond}}},
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/videotest"
+	"github.com/penstock/penstock/wire"
 )
 
 // video is the source at an address, with the installed ffmpeg.
@@ -68,20 +69,41 @@ func TestVideoFile(t *testing.T) {
 		if i >= 25 {
 			want = image.Pt(240, 320)
 		}
-		if f.Image.Rect.Size() != want || f.PTS != time.Duration(i)*40*time.Millisecond {
-			t.Errorf("frame %d is %v at %s", i, f.Image.Rect, f.PTS)
+		if f.Image.Bounds().Size() != want || f.PTS != time.Duration(i)*40*time.Millisecond {
+			t.Errorf("frame %d is %v at %s", i, f.Image.Shape, f.PTS)
 		}
 	}
 }
 
-// Transparent pixels of a source are opaque in its frames.
-func TestTransparentFile(t *testing.T) {
+// A frame has the decoder's format if that is 4:2:0, the colours of its source, and the largest even size that fits.
+func TestShapes(t *testing.T) {
 	videotest.NeedFFmpeg(t)
-	file := filepath.Join(t.TempDir(), "a.png")
-	videotest.Run(t, "-f", "lavfi", "-i", "color=c=red@0.1:size=8x4,format=rgba", "-frames:v", "1", file)
-	frames, err := readAll(t, video(t, file))
-	if !errors.Is(err, io.EOF) || len(frames) != 1 || !frames[0].Image.Opaque() {
-		t.Errorf("%d frames, %v", len(frames), err)
+	for name, c := range map[string]struct {
+		source, format string
+		largest        int
+		want           wire.Picture
+	}{
+		"4:2:0":       {"64x48", "yuv420p", 64 * 48 * 3 / 2, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
+		"pairs":       {"64x48", "nv12", 0, wire.Picture{Format: wire.FormatNV12, Width: 64, Height: 48}},
+		"full range":  {"64x48", "yuvj420p", 0, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
+		"transparent": {"64x48", "rgba", 0, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
+		"odd":         {"65x49", "yuv444p", 0, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
+		"too large":   {"640x480", "yuv420p", 64 * 48 * 3 / 2, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
+		"a line":      {"640x2", "gray,crop=640:1:exact=1", 0, wire.Picture{Format: wire.FormatI420, Width: 640, Height: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "a.nut")
+			videotest.Run(t, "-f", "lavfi", "-i", "color=c=red:size="+c.source, "-frames:v", "1", "-c:v", "rawvideo", "-vf", "format="+c.format, file)
+			in := video(t, file)
+			in.Largest = c.largest
+			frames, err := readAll(t, in)
+			if !errors.Is(err, io.EOF) || len(frames) != 1 || frames[0].Image.Shape != c.want {
+				t.Fatalf("%v, %v; want %v", frames, err, c.want)
+			}
+			if p := frames[0].Image.RGBA(image.Pt(2, 2)).RGBAAt(1, 1); c.want.Height > 2 && (p.R < 250 || p.G > 5 || p.B > 5 || p.A != 255) {
+				t.Errorf("red is %v", p)
+			}
+		})
 	}
 }
 
@@ -105,7 +127,7 @@ func TestStandardInput(t *testing.T) {
 			in := video(t, Stdin)
 			in.Raw = c.raw
 			frames, err := readAll(t, in)
-			if !errors.Is(err, io.EOF) || len(frames) != 25 || frames[24].PTS != 960*time.Millisecond || frames[24].Image.Rect.Size() != image.Pt(320, 240) {
+			if !errors.Is(err, io.EOF) || len(frames) != 25 || frames[24].PTS != 960*time.Millisecond || frames[24].Image.Bounds().Size() != image.Pt(320, 240) {
 				t.Errorf("%d frames, %v", len(frames), err)
 			}
 		})
@@ -267,6 +289,8 @@ func TestFileNamesOthers(t *testing.T) {
 // numbers is an Inferrer that reads the numbers of videotest's frames.
 type numbers struct{ seen chan int }
 
+func (n numbers) LargestPicture(string) int { return 0 }
+
 func (n numbers) Infer(ctx context.Context, _ string, photo image.Image) (functions.Answer, []functions.Item, error) {
 	number, ok := videotest.Number(photo)
 	if !ok {
@@ -362,7 +386,7 @@ func TestAnnotate(t *testing.T) {
 			}
 			// The box is the whole picture, and its frame is red.
 			for _, f := range frames {
-				if p := f.Image.RGBAAt(1, 120); p.R < 150 || p.G > 100 || p.B > 100 {
+				if p := f.Image.RGBA(f.Image.Bounds().Size()).RGBAAt(1, 120); p.R < 150 || p.G > 100 || p.B > 100 {
 					t.Errorf("frame %d has %v at the left, want red", f.Number, p)
 				}
 			}
@@ -389,7 +413,7 @@ func TestAnnotateErrors(t *testing.T) {
 	if _, err := NewAnnotator("out", "", nil); err == nil || !strings.Contains(err.Error(), "no ending") {
 		t.Error(err)
 	}
-	frame := Frame{Image: image.NewRGBA(image.Rect(0, 0, 64, 64))}
+	frame := Frame{Image: raw(64, 64)}
 	for name, want := range map[string]string{
 		filepath.Join(t.TempDir(), "none", "out.mp4"): "No such file or directory",
 		filepath.Join(t.TempDir(), "out.docx"):        "nable to find a suitable output format",

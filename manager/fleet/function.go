@@ -163,9 +163,9 @@ func (f *function) watch() {
 	}
 }
 
-func inputStatus(card *models.Card) control.InputStatus {
+func inputStatus(card *models.Card, largest int) control.InputStatus {
 	in := &card.Input
-	s := control.InputStatus{Bytes: in.WireBytes()}
+	s := control.InputStatus{Bytes: in.WireBytes(), LargestPicture: largest}
 	if len(card.Inputs) > 0 {
 		for _, t := range card.Inputs {
 			s.Tensors = append(s.Tensors, control.TensorStatus{Name: t.Name, Type: string(t.Type), Shape: t.Shape})
@@ -188,7 +188,7 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 		Failed: stats.Results[wire.StatusFailed], Lost: stats.Lost,
 		Hangs: f.hangs, HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
 		KernelDrops: stats.Source.KernelDrops, SheddingPercent: 100 * stats.Source.Shedding, HeldBytes: stats.Source.HeldBytes, InFlight: stats.InFlight,
-		Input: inputStatus(f.model.desired),
+		Input: inputStatus(f.model.desired, f.config.MaxPicture.Bytes()),
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
 		Unsaved: f.fleet.file.unsaved(f.config, f.byHand), Worker: f.worker,
 	}

@@ -41,8 +41,13 @@ const legible = 400
 // drawn.
 func Draw(photo image.Image, marks []Mark) *image.RGBA {
 	bounds := photo.Bounds()
-	canvas := image.NewRGBA(bounds)
-	draw.Draw(canvas, bounds, photo, bounds.Min, draw.Src)
+	var canvas *image.RGBA
+	if raw, ok := photo.(*Raw); ok {
+		canvas = raw.RGBA(bounds.Size())
+	} else {
+		canvas = image.NewRGBA(bounds)
+		draw.Draw(canvas, bounds, photo, bounds.Min, draw.Src)
+	}
 	unit := max(1, (min(bounds.Dx(), bounds.Dy())+legible/2)/legible)
 	for i := len(marks) - 1; i >= 0; i-- {
 		if !marks[i].Box.Empty() {

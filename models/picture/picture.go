@@ -89,7 +89,7 @@ func sampled(photo image.Image, in models.Input, region sampling.Region) []byte 
 	if !ok {
 		v = &viewed{photo, 1}
 	}
-	from := newRows(v.photo)
+	from, shape := newRows(v.photo)
 	region = sampling.Region{Part: v.turned(region.Part, v.Bounds().Size()), Inside: v.turned(region.Inside, image.Pt(in.Width, in.Height))}
 	if v.orientation >= 5 {
 		in.Width, in.Height = in.Height, in.Width
@@ -97,7 +97,7 @@ func sampled(photo image.Image, in models.Input, region sampling.Region) []byte 
 	sampler, err := sampling.New(in)
 	pixels := make([]byte, in.TensorBytes())
 	if err == nil {
-		err = sampler.Sample(pixels, from.shape, region, from)
+		err = sampler.Sample(pixels, shape, region, from)
 	}
 	if err != nil {
 		panic(fmt.Sprintf("picture: %v", err)) // the size and the part are not empty

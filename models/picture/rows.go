@@ -4,6 +4,7 @@ import (
 	"image"
 	"image/color"
 
+	"github.com/penstock/penstock/models/sampling"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -15,7 +16,11 @@ type rows struct {
 	row   []byte
 }
 
-func newRows(photo image.Image) *rows {
+// newRows returns a photo as package sampling reads it, and its shape.
+func newRows(photo image.Image) (sampling.Source, wire.Picture) {
+	if raw, ok := photo.(*Raw); ok {
+		return raw, raw.Shape
+	}
 	size := photo.Bounds().Size()
 	r := &rows{photo: photo, shape: wire.Picture{Format: wire.FormatRGBA8, Width: size.X, Height: size.Y}}
 	switch photo.(type) {
@@ -30,7 +35,7 @@ func newRows(photo image.Image) *rows {
 	}
 	r.shape.Stride = r.shape.RowBytes()
 	r.row = make([]byte, r.shape.Stride)
-	return r
+	return r, r.shape
 }
 
 // opaque reports whether a photo is known to have no transparent parts.

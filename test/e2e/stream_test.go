@@ -30,10 +30,24 @@ import (
 	"github.com/penstock/penstock/libml/null"
 )
 
-// Each frame of a file has the box of the picture, and the annotated video has as many frames. A function that the node does not have is an error.
+// Each frame of a file has the box of the picture, also if the function gets the frames as they are or shrunk to its max_picture.
+// The annotated video has as many frames. A function that the node does not have is an error.
 func TestStream(t *testing.T) {
 	videotest.NeedFFmpeg(t)
-	nd := start(t, "functions: [{name: face, port: 0, slo: 5s}]\n")
+	for name, c := range map[string]struct {
+		keys string
+		side int // of a frame; the photo has 512 pixels
+	}{
+		"card's pictures":    {"", 512},
+		"frames as they are": {", max_picture: 512x512", 512},
+		"shrunk":             {", max_picture: 256x256", 418}, // 4 bytes per pixel, and a frame has 1.5
+	} {
+		t.Run(name, func(t *testing.T) { testStream(t, c.keys, c.side) })
+	}
+}
+
+func testStream(t *testing.T, keys string, side int) {
+	nd := start(t, "functions: [{name: face, port: 0, slo: 5s"+keys+"}]\n")
 	dir := t.TempDir()
 	picture, clip, drawn := filepath.Join(dir, "astronaut.jpg"), filepath.Join(dir, "astronaut.mp4"), filepath.Join(dir, "out.mp4")
 	must.OK(t, os.WriteFile(picture, photoOf(t), 0o600))
@@ -51,11 +65,11 @@ func TestStream(t *testing.T) {
 	if len(lines) != frames {
 		t.Errorf("%d lines for %d frames", len(lines), frames)
 	}
-	want := image.Rect(179, 82, 274, 177) // of the photo, 512 × 512
+	want := image.Rect(179*side/512, 82*side/512, 274*side/512, 177*side/512)
 	for i, text := range lines {
 		var line video.Line
 		must.OK(t, json.Unmarshal([]byte(text), &line))
-		if line.Frame != uint64(i) || line.Status != "ok" || len(line.Found) != 1 || line.Found[0].Label != "face" || len(line.StagesMS) != 5 {
+		if line.Frame != uint64(i) || line.Width != side || line.Height != side || line.Status != "ok" || len(line.Found) != 1 || line.Found[0].Label != "face" || len(line.StagesMS) != 5 {
 			t.Fatalf("line %d: %s", i, text)
 		}
 		b := line.Found[0].Box
@@ -121,6 +135,9 @@ type age struct {
 	answered   time.Time
 	age, spent time.Duration
 }
+
+// LargestPicture implements stream.Inferrer.
+func (a *ages) LargestPicture(string) int { return 0 }
 
 func (a *ages) Infer(ctx context.Context, function string, photo image.Image) (functions.Answer, []functions.Item, error) {
 	answer, items, err := a.node.Infer(ctx, function, photo)
