@@ -21,16 +21,13 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
 )
 
 // Device gathers on the calling goroutine. It implements device.Device.
 type Device struct {
 	in           models.Input
 	places       []models.Part
-	plain        wire.Picture // the card's picture
 	convert      kernel
-	wireBytes    int
 	elementBytes int
 	images       int // of the largest batch, from Tensors
 	slabs        [][]byte
@@ -57,7 +54,7 @@ func New(in models.Input, slabs [][]byte) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{in: in, places: in.Places(), plain: plain(&in), convert: k, wireBytes: in.WireBytes(), elementBytes: in.TensorType.Bytes()}
+	d := &Device{in: in, places: in.Places(), convert: k, elementBytes: in.TensorType.Bytes()}
 	for i := range d.slots {
 		d.slots[i].in = &d.in
 	}
@@ -141,19 +138,14 @@ func (d *Device) blank(tensor []byte, from, to int) {
 }
 
 func (d *Device) gather(w *workspace, tensor []byte, i int, req device.Request) (bad int, err error) {
-	if req.Picture.Format != 0 && req.Picture.Stride == 0 {
-		req.Picture.Stride = req.Picture.RowBytes()
-	}
-	if req.Picture == d.plain {
-		req.Picture = wire.Picture{}
-	}
-	if err := req.Fits(d.wireBytes); err != nil && req.Picture.Format == 0 {
+	picture, err := req.Sampled(&d.in)
+	if err != nil {
 		return -1, err
 	}
 	if w.ordered, bad, err = device.Order(w.ordered, req, d.slabBytes); err != nil {
 		return bad, err
 	}
-	if len(d.places) > 1 && req.Picture.Format == 0 {
+	if len(d.places) > 1 {
 		for _, p := range w.ordered {
 			put(tensor, d.places, i, int(p.Place), d.slabs[p.Slab][p.Offset:p.Offset+uint64(p.Length)])
 		}
@@ -161,11 +153,8 @@ func (d *Device) gather(w *workspace, tensor []byte, i int, req device.Request) 
 	}
 	size := d.places[0].Bytes
 	image := tensor[i*size:][:size:size]
-	if req.Picture.Format != 0 {
-		if err := w.pictures.sample(image, req, w.ordered, d.slabs); err != nil {
-			return -1, fmt.Errorf("%w: %w", device.ErrPicture, err)
-		}
-		return -1, nil
+	if picture.Format != 0 {
+		return -1, w.pictures.sample(image, picture, w.ordered, d.slabs)
 	}
 	w.at = cursor{}
 	for _, p := range w.ordered {

@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/penstock/penstock/libml/device"
@@ -18,27 +17,19 @@ type pictures struct {
 	from    fragments
 }
 
-var errNoPicture = errors.New("the function takes no pictures")
-
-// sample writes the tensor's image of a request's picture.
-func (p *pictures) sample(image []byte, req device.Request, ordered []shm.Fragment, slabs [][]byte) error {
-	if !p.in.IsPicture() {
-		return errNoPicture
-	}
+// sample writes the tensor's image of a picture.
+func (p *pictures) sample(image []byte, picture wire.Picture, ordered []shm.Fragment, slabs [][]byte) (err error) {
 	if p.sampler == nil {
-		var err error
-		if p.sampler, err = sampling.New(*p.in); err != nil {
-			return err
-		}
+		p.sampler, err = sampling.New(*p.in)
 	}
-	switch bytes, err := req.Picture.Bytes(); {
-	case err != nil:
-		return err
-	case bytes != int(req.Bytes):
-		return fmt.Errorf("request has %d bytes, and a picture of %d x %d pixels of %s has %d", req.Bytes, req.Picture.Width, req.Picture.Height, req.Picture.Format, bytes)
+	if err == nil {
+		p.from.slabs, p.from.ordered, p.from.at = slabs, ordered, [planes]int{}
+		err = p.sampler.Sample(image, picture, sampling.Fit(p.in, picture.Width, picture.Height), &p.from)
 	}
-	p.from.slabs, p.from.ordered, p.from.at = slabs, ordered, [planes]int{}
-	return p.sampler.Sample(image, req.Picture, sampling.Fit(p.in, req.Picture.Width, req.Picture.Height), &p.from)
+	if err != nil {
+		return fmt.Errorf("%w: %w", device.ErrPicture, err)
+	}
+	return nil
 }
 
 // planes is the max number of planes of a picture.
@@ -80,16 +71,4 @@ func (f *fragments) Bytes(plane, place, count int) []byte {
 func (f *fragments) rest(i, place int) []byte {
 	p := &f.ordered[i]
 	return f.slabs[p.Slab][p.Offset:][place-int(p.Place) : p.Length]
-}
-
-// plain returns the card's own picture in the words of requests. Without a format there is none.
-func plain(in *models.Input) (p wire.Picture) {
-	if in.IsPicture() && !in.UYVY && (in.WireLayout == models.HWC || in.Channels == 1) {
-		p = wire.Picture{Format: wire.FormatRGB8, Width: in.Width, Height: in.Height}
-		if in.Channels == 1 {
-			p.Format = wire.FormatGrey8
-		}
-		p.Stride = p.RowBytes()
-	}
-	return p
 }

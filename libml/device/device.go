@@ -51,15 +51,40 @@ type Request struct {
 	Picture wire.Picture
 }
 
-// Fits returns an error unless the request is a picture of the card, which has this many bytes.
-func (r *Request) Fits(bytes int) error {
-	switch {
-	case r.Picture.Format != 0:
-		return errOwnPicture
-	case uint64(r.Bytes) != uint64(bytes):
-		return ErrSize
+// Sampled returns the request's picture with its stride if it must be sampled: its format or size is not the card's. Otherwise
+// the result is zero, and the request has the bytes of the card.
+func (r *Request) Sampled(in *models.Input) (p wire.Picture, err error) {
+	if p = r.Picture; p.Format != 0 && p.Stride == 0 {
+		p.Stride = p.RowBytes()
 	}
-	return nil
+	if p.Format == 0 || p == plain(in) {
+		if uint64(r.Bytes) != uint64(in.WireBytes()) {
+			err = ErrSize
+		}
+		return wire.Picture{}, err
+	}
+
+	switch bytes, err := p.Bytes(); {
+	case !in.IsPicture():
+		return p, errNoPicture
+	case err != nil:
+		return p, fmt.Errorf("%w: %w", ErrPicture, err)
+	case bytes != int(r.Bytes):
+		return p, fmt.Errorf("%w: request has %d bytes, and a picture of %d x %d pixels of %s has %d", ErrPicture, r.Bytes, p.Width, p.Height, p.Format, bytes)
+	}
+	return p, nil
+}
+
+// plain returns the card's picture in the words of requests. Without a format there is none.
+func plain(in *models.Input) (p wire.Picture) {
+	if in.IsPicture() && !in.UYVY && (in.WireLayout == models.HWC || in.Channels == 1) {
+		p = wire.Picture{Format: wire.FormatRGB8, Width: in.Width, Height: in.Height}
+		if in.Channels == 1 {
+			p.Format = wire.FormatGrey8
+		}
+		p.Stride = p.RowBytes()
+	}
+	return p
 }
 
 // Sizes are the sizes of the largest batch's tensors, in bytes. Input is that of all inputs
@@ -317,8 +342,8 @@ var (
 	// ErrSize is returned for a request whose size is not the model's.
 	ErrSize = errors.New("request is not of the model's size")
 	// ErrPicture is returned if the device cannot sample a picture that differs from the card in format or size.
-	ErrPicture    = errors.New("cannot sample the request's picture")
-	errOwnPicture = fmt.Errorf("%w: on this device its format and size must be those of the card", ErrPicture)
+	ErrPicture   = errors.New("cannot sample the request's picture")
+	errNoPicture = fmt.Errorf("%w: the function takes no pictures", ErrPicture)
 )
 
 // Order copies a request's fragments to scratch[:0], sorts the copy by

@@ -1,6 +1,8 @@
 package gpu
 
 import (
+	"cmp"
+
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/shm"
@@ -109,8 +111,8 @@ func (s *slot) gatherByCopy(d *Device, dst device.Buffer, reqs []device.Request,
 // stage checks a request's fragments and then puts them together.
 func (s *slot) stage(d *Device, req device.Request, picture int) (bad int, err error) {
 	size := d.kernel.plan.wireBytes
-	if err := req.Fits(size); err != nil {
-		return -1, err
+	if picture, err := req.Sampled(&d.in); err != nil || picture.Format != 0 {
+		return -1, cmp.Or(err, errOwnPicture)
 	}
 	if s.ordered, bad, err = device.Order(s.ordered, req, d.slabBytes); err != nil {
 		return bad, err

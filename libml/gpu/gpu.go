@@ -7,7 +7,8 @@
 //	Gather   (with Options.Copy in another way: copy.go)
 //	         1. device.Order checks a private copy of each request's fragments
 //	         2. write their descriptors to the slot's pinned memory
-//	         3. one launch of the gather kernel (gather.cu); an event after it
+//	         3. one launch of the gather kernel (gather.cu), and those for pictures of
+//	            other formats and sizes (pictures.go); an event after them
 //	Pad      4. set the images up to the ladder's step to zero
 //	Follow   5. wait for the last event of another slot's batch, if this one is
 //	            queued behind it
@@ -71,17 +72,21 @@ type Options struct {
 	// InFlight is how many batches may be in flight together, 1 or 2; 0 means 2. With 1, all slots
 	// have the same tensors.
 	InFlight int
+	// LargestPicture is the max size in bytes of pictures whose format or size is not the card's; 0: there are none. With Copy
+	// they are refused.
+	LargestPicture int
 }
 
 // Device is a GPU. It implements device.Partitioned.
 type Device struct {
-	device  cuda.Device
-	context *cuda.Context
-	in      models.Input
-	places  []models.Part // of in
-	kernel  *Kernel
-	control []byte // pinned; one line per slot, see slot.go
-	slots   [device.Slots]slot
+	device   cuda.Device
+	context  *cuda.Context
+	in       models.Input
+	places   []models.Part // of in
+	kernel   *Kernel
+	pictures *pictures // nil: only the card's
+	control  []byte    // pinned; one line per slot, see slot.go
+	slots    [device.Slots]slot
 
 	inFlight int // batches
 
@@ -145,6 +150,9 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 	if d.kernel, err = NewKernel(d.context, in); err != nil {
 		return nil, err
 	}
+	if d.pictures, err = newPictures(d, o.LargestPicture); err != nil {
+		return nil, err
+	}
 	if d.control, err = d.context.AllocateHost(device.Slots * controlBytes); err != nil {
 		return nil, err
 	}
@@ -203,7 +211,10 @@ func (d *Device) AddSlab(mem []byte) error {
 	if err != nil {
 		return d.fail("add slab", err)
 	}
-	if err := d.kernel.AddSlab(at, len(mem)); err != nil {
+	if err = d.kernel.AddSlab(at, len(mem)); err == nil && d.pictures != nil {
+		err = d.pictures.gather.AddSlab(at, len(mem))
+	}
+	if err != nil {
 		return errors.Join(err, d.context.Unregister(mem))
 	}
 	d.slabs, d.slabBytes = append(d.slabs, mem), append(d.slabBytes, uint64(len(mem)))
@@ -302,7 +313,7 @@ func (d *Device) makeCopiers() error {
 	return nil
 }
 
-// Gather checks the requests and queues one launch for all of them. It allocates only
+// Gather checks the requests and queues one launch for all of them, and those for pictures that are sampled. It allocates only
 // if the requests have more fragments than any before.
 func (d *Device) Gather(slot int, dst device.Buffer, reqs []device.Request, refused []bool) error {
 	s, err := d.slot(slot)
@@ -325,15 +336,15 @@ func (d *Device) Gather(slot int, dst device.Buffer, reqs []device.Request, refu
 		}
 		return nil
 	}
-	count, first := 0, (*device.RequestError)(nil)
+	s.descriptors.count = 0
+	s.sampled.reset()
+	var first *device.RequestError
 	for i, req := range reqs {
-		next, bad, err := s.describe(d, count, req, i)
+		bad, err := s.describe(d, req, i)
 		if errors.Is(err, errMemory) {
 			return d.fail("gather", err)
 		}
-		refused[i] = err != nil
-		if err == nil {
-			count = next
+		if refused[i] = err != nil; err == nil {
 			continue
 		}
 		if err := s.blank(d, dst, i, i+1); err != nil {
@@ -343,7 +354,7 @@ func (d *Device) Gather(slot int, dst device.Buffer, reqs []device.Request, refu
 			first = &device.RequestError{Request: i, Fragment: bad, Err: err}
 		}
 	}
-	if err := s.gather(d, dst, count, len(reqs)); err != nil {
+	if err := s.gather(d, dst, len(reqs)); err != nil {
 		return d.fail("gather", err)
 	}
 	if first != nil {
@@ -495,6 +506,8 @@ func (d *Device) Close() error {
 		c.close(d, &errs)
 	}
 	d.copiers = nil
+	d.pictures.close(d, &errs)
+	d.pictures = nil
 	if d.kernel != nil {
 		errs.add(d.kernel.Close())
 		d.kernel = nil

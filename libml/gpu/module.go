@@ -6,8 +6,8 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// module is kernels in a device's primary context: a gather kernel and the fetch kernel, or the collect kernel. The devices
-// of a process share it: to load it takes 7 ms, and 80 ms if the driver has to compile it.
+// module is kernels in a device's primary context: a gather kernel and the fetch kernel, or another one. The devices of a
+// process share it: to load it takes 7 ms, and 80 ms if the driver has to compile it.
 type module struct {
 	*cuda.Module
 	key   moduleKey

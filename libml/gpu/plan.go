@@ -80,11 +80,11 @@ func put(to []byte, slab, offset, place, length, image uint64) {
 	binary.LittleEndian.PutUint64(to[8:], image<<48|length<<32|place)
 }
 
-// cut writes descriptors for fragments in order, from index n of memory on. It returns
-// the index after the last; ok is false if memory is too small.
-func cut(memory []byte, n int, fragments []shm.Fragment, image int) (next int, ok bool) {
+// cut writes descriptors for fragments in order, from index n of memory on. The request begins at a place of an image. cut
+// returns the index after the last; ok is false if memory is too small.
+func cut(memory []byte, n int, fragments []shm.Fragment, image, begin int) (next int, ok bool) {
 	for i := range fragments {
-		if n, ok = cutOne(memory, n, fragments[i], image); !ok {
+		if n, ok = cutOne(memory, n, fragments[i], image, begin); !ok {
 			return n, false
 		}
 	}
@@ -94,7 +94,7 @@ func cut(memory []byte, n int, fragments []shm.Fragment, image int) (next int, o
 // cutOne writes one fragment's descriptors. It cuts a long fragment only between elements
 // and pixels. An element of a picture has 1, 2 or 4 bytes, and two pixels of UYVY have
 // 4. A pixel of three channels has 3, 6 or 12.
-func cutOne(memory []byte, n int, p shm.Fragment, image int) (next int, ok bool) {
+func cutOne(memory []byte, n int, p shm.Fragment, image, begin int) (next int, ok bool) {
 	const whole = 12
 	offset, place, left := p.Offset, p.Place, int(p.Length)
 	for left > 0 {
@@ -105,7 +105,7 @@ func cutOne(memory []byte, n int, p shm.Fragment, image int) (next int, ok bool)
 		if len(memory) < (n+1)*DescriptorBytes {
 			return n, false
 		}
-		put(memory[n*DescriptorBytes:], uint64(p.Slab), offset, uint64(place), uint64(length), uint64(image))
+		put(memory[n*DescriptorBytes:], uint64(p.Slab), offset, uint64(begin)+uint64(place), uint64(length), uint64(image))
 		n++
 		offset, place, left = offset+uint64(length), place+uint32(length), left-length
 	}
@@ -116,7 +116,7 @@ func cutOne(memory []byte, n int, p shm.Fragment, image int) (next int, ok bool)
 // for requests whose fragments are valid, in order, and short enough, as nearly all are.
 // For others, and if memory is too small, ok is false; some descriptors may then have
 // been written.
-func straight(memory []byte, n int, req device.Request, image int, slabBytes []uint64) (next int, ok bool) {
+func straight(memory []byte, n int, req device.Request, image, begin int, slabBytes []uint64) (next int, ok bool) {
 	place, whole := uint64(0), uint64(req.Bytes)
 	room := memory[min(len(memory), n*DescriptorBytes):]
 	for i := range req.Fragments {
@@ -128,7 +128,7 @@ func straight(memory []byte, n int, req device.Request, image int, slabBytes []u
 		if size := slabBytes[slab]; length > size || offset > size-length {
 			return n, false
 		}
-		put(room, slab, offset, place, length, uint64(image))
+		put(room, slab, offset, uint64(begin)+place, length, uint64(image))
 		room = room[DescriptorBytes:]
 		n++
 		place += length

@@ -79,7 +79,7 @@ func TestCutPieces(t *testing.T) {
 			Length: rapid.Uint16Min(1).Draw(t, "length"), Slab: rapid.Uint16().Draw(t, "slab"),
 		}
 		memory := make([]byte, 64*DescriptorBytes)
-		n, ok := cut(memory, 3, []shm.Fragment{fragment}, 5)
+		n, ok := cut(memory, 3, []shm.Fragment{fragment}, 5, 0)
 		if !ok {
 			t.Fatalf("no room for %d bytes in 61 descriptors", fragment.Length)
 		}
@@ -136,14 +136,14 @@ func TestStraight(t *testing.T) {
 		tooLong := slices.ContainsFunc(req.Fragments, func(p shm.Fragment) bool { return p.Length > FragmentBytes })
 		short, long := make([]byte, 40*DescriptorBytes), make([]byte, 40*DescriptorBytes)
 		fragments, _, err := device.Order(nil, req, slabs)
-		n, ok := straight(short, 2, req, 3, slabs)
+		n, ok := straight(short, 2, req, 3, 40, slabs)
 		if ok != (err == nil && ordered && !tooLong) {
 			t.Fatalf("the long way says %v of %+v, the short way %v", err, req, ok)
 		}
 		if !ok {
 			return
 		}
-		if m, _ := cut(long, 2, fragments, 3); m != n || !slices.Equal(short, long) {
+		if m, _ := cut(long, 2, fragments, 3, 40); m != n || !slices.Equal(short, long) {
 			t.Fatalf("%d descriptors are not the %d of the long way", n-2, m-2)
 		}
 	})
@@ -159,7 +159,7 @@ func BenchmarkDescribe(b *testing.B) {
 	b.Run("short", func(b *testing.B) {
 		for b.Loop() {
 			for i, n := 0, 0; i < 32; i++ {
-				n, _ = straight(memory, n, req, i, slabs)
+				n, _ = straight(memory, n, req, i, 0, slabs)
 			}
 		}
 	})
@@ -168,7 +168,7 @@ func BenchmarkDescribe(b *testing.B) {
 		for b.Loop() {
 			for i, n := 0, 0; i < 32; i++ {
 				ordered, _, _ = device.Order(ordered, req, slabs)
-				n, _ = cut(memory, n, ordered, i)
+				n, _ = cut(memory, n, ordered, i, 0)
 			}
 		}
 	})
@@ -188,10 +188,10 @@ func get(b []byte) Descriptor {
 // cut stops at the end of its memory.
 func TestDescriptorsFull(t *testing.T) {
 	fragments := slices.Repeat([]shm.Fragment{{Length: 100}}, 10)
-	if n, ok := cut(make([]byte, 10*DescriptorBytes), 0, fragments, 0); n != 10 || !ok {
+	if n, ok := cut(make([]byte, 10*DescriptorBytes), 0, fragments, 0, 0); n != 10 || !ok {
 		t.Errorf("room for ten: %d, %v", n, ok)
 	}
-	if n, ok := cut(make([]byte, 10*DescriptorBytes-1), 0, fragments, 0); n != 9 || ok {
+	if n, ok := cut(make([]byte, 10*DescriptorBytes-1), 0, fragments, 0, 0); n != 9 || ok {
 		t.Errorf("room for nine: %d, %v", n, ok)
 	}
 }

@@ -12,9 +12,14 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// The parameter of the kernel sample, as in gather.cu: a samplingHead and up to samplingPictures of
-// samplingPicture. Fields without a name are what a C compiler leaves out for alignment.
 const samplingPictures = 32
+
+// samplingParameter is the parameter of the kernel sample, as in gather.cu. Fields without a name are what a C compiler leaves
+// out for alignment.
+type samplingParameter struct {
+	samplingHead
+	Picture [samplingPictures]samplingPicture
+}
 
 type samplingHead struct {
 	Tensor                                uint64
@@ -45,11 +50,7 @@ type samplingPicture struct {
 	_                                  uint32
 }
 
-var (
-	samplingHeadBytes    = binary.Size(samplingHead{})
-	samplingPictureBytes = binary.Size(samplingPicture{})
-	samplingBytes        = samplingHeadBytes + samplingPictures*samplingPictureBytes
-)
+var samplingBytes = binary.Size(samplingParameter{})
 
 // How samples become a colour.
 const (

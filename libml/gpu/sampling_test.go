@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"image"
-	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -62,31 +60,6 @@ func randomSampled(random *rand.Rand, f wire.PictureFormat, in *models.Input) (s
 		s.bytes[i] = byte(random.Uint32())
 	}
 	return s, err
-}
-
-// values returns a tensor's elements in levels: without normalisation.
-func values(in *models.Input, tensor []byte) (out []float64) {
-	size := in.TensorType.Bytes()
-	for i := range len(tensor) / size {
-		at, v := tensor[i*size:], 0.0
-		switch in.TensorType {
-		case models.U8:
-			v = float64(at[0])
-		case models.F16:
-			v = devicetest.HalfValue(binary.LittleEndian.Uint16(at))
-		default:
-			v = float64(math.Float32frombits(binary.LittleEndian.Uint32(at)))
-		}
-		if len(in.Mean) > 0 {
-			c := i / (in.Width * in.Height) % in.Channels
-			if in.TensorLayout == models.HWC {
-				c = i % in.Channels
-			}
-			v *= float64(in.Std[c])
-		}
-		out = append(out, v)
-	}
-	return out
 }
 
 // samplePTX samples pictures into one tensor by the kernel in the interpreter.
@@ -158,21 +131,11 @@ func TestPTXSample(t *testing.T) {
 			p := &pictures[i]
 			want := make([]byte, in.TensorBytes())
 			must.OK(t, s.Sample(want, p.Picture, p.region, p))
-			if err := near(values(&in, tensor[i*len(want):][:len(want)]), values(&in, want), most); err != nil {
+			if err := devicetest.Near(&in, tensor[i*len(want):][:len(want)], want, most); err != nil {
 				t.Errorf("%+v of %+v to %+v: %v", p.region, p.Picture, in, err)
 			}
 		}
 	}
-}
-
-// near compares levels.
-func near(got, want []float64, most float64) error {
-	for i, v := range got {
-		if !(math.Abs(v-want[i]) <= most) {
-			return fmt.Errorf("value %d of %d is %.3f, want %.3f", i, len(got), v, want[i])
-		}
-	}
-	return nil
 }
 
 // TestPTXSampleMemory: a kernel that reads beyond a picture fails in these tests.

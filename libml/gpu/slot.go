@@ -30,7 +30,8 @@ type slot struct {
 	tensors     device.Tensors
 	control     []byte
 	launch      *Launch
-	descriptors []byte // pinned
+	descriptors list
+	sampled     sampledBatch
 	ordered     []shm.Fragment
 	parts       []shm.Fragment // of split
 	copies      *copier        // nil if the kernel gathers
@@ -61,7 +62,8 @@ type work struct {
 
 func (s *slot) open(d *Device, i int, whole *place) (err error) {
 	s.control = d.control[i*controlBytes:][:controlBytes:controlBytes]
-	s.launch = d.kernel.NewLaunch(cuda.At(s.control) + atFaultWord)
+	fault := cuda.At(s.control) + atFaultWord
+	s.launch, s.sampled = d.kernel.NewLaunch(fault), d.pictures.newSampled(i%d.inFlight, fault)
 	if s.gathered, err = d.context.NewEvent(true); err != nil {
 		return err
 	}
@@ -89,18 +91,29 @@ func (s *slot) prepare(d *Device, tensors device.Tensors) error {
 	if s.copies != nil {
 		return nil
 	}
-	return s.grow(d, max(1, d.images)*(d.kernel.plan.wireBytes/usual+4))
+	if d.pictures != nil {
+		if err := s.sampled.descriptors.grow(d, d.pictures.room/usual); err != nil {
+			return err
+		}
+	}
+	return s.descriptors.grow(d, max(1, d.images)*(d.kernel.plan.wireBytes/usual+4))
+}
+
+// list is descriptors in pinned memory.
+type list struct {
+	memory []byte
+	count  int
 }
 
 // grow allocates memory for this many descriptors and keeps the present ones.
-func (s *slot) grow(d *Device, descriptors int) error {
+func (l *list) grow(d *Device, descriptors int) error {
 	memory, err := d.context.AllocateHost(descriptors * DescriptorBytes)
 	if err != nil {
 		return err
 	}
-	copy(memory, s.descriptors)
-	old := s.descriptors
-	s.descriptors = memory
+	copy(memory, l.memory)
+	old := l.memory
+	l.memory = memory
 	if old == nil {
 		return nil
 	}
@@ -139,18 +152,27 @@ func (s *slot) reset() {
 // errMemory is wrapped if there is no memory for descriptors.
 var errMemory = errors.New("no memory for descriptors")
 
-// describe writes the descriptors of one request, from index n on.
-func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, bad int, err error) {
-	if err := req.Fits(d.kernel.plan.wireBytes); err != nil {
-		return n, -1, err
+// describe writes the descriptors of one request.
+func (s *slot) describe(d *Device, req device.Request, image int) (bad int, err error) {
+	switch picture, err := req.Sampled(&d.in); {
+	case err != nil:
+		return -1, err
+	case picture.Format != 0:
+		return s.describePicture(d, req, picture, image)
 	}
+	return s.put(d, &s.descriptors, req, image, 0)
+}
+
+// put adds the descriptors of a request, which begins at a place of an image.
+func (s *slot) put(d *Device, l *list, req device.Request, image, place int) (bad int, err error) {
 	if len(d.places) == 1 {
-		if next, ok := straight(s.descriptors, n, req, image, d.slabBytes); ok {
-			return next, -1, nil
+		if next, ok := straight(l.memory, l.count, req, image, place, d.slabBytes); ok {
+			l.count = next
+			return -1, nil
 		}
 	}
 	if s.ordered, bad, err = device.Order(s.ordered, req, d.slabBytes); err != nil {
-		return n, bad, err
+		return bad, err
 	}
 	fragments := s.ordered
 	if len(d.places) > 1 {
@@ -158,12 +180,13 @@ func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, 
 		fragments, image = s.parts, 0
 	}
 	for {
-		next, ok := cut(s.descriptors, n, fragments, image)
+		next, ok := cut(l.memory, l.count, fragments, image, place)
 		if ok {
-			return next, -1, nil
+			l.count = next
+			return -1, nil
 		}
-		if err := s.grow(d, 2*len(s.descriptors)/DescriptorBytes); err != nil {
-			return n, -1, fmt.Errorf("%w: %w", errMemory, err)
+		if err := l.grow(d, 2*len(l.memory)/DescriptorBytes); err != nil {
+			return -1, fmt.Errorf("%w: %w", errMemory, err)
 		}
 	}
 }
@@ -189,17 +212,20 @@ func split(scratch, ordered []shm.Fragment, places []models.Part, i int) []shm.F
 	return scratch
 }
 
-// gather queues the kernel.
-func (s *slot) gather(d *Device, dst device.Buffer, count, images int) error {
+// gather queues the kernels for the described requests.
+func (s *slot) gather(d *Device, dst device.Buffer, images int) error {
 	s.work.queued, s.work.fenced = true, false
-	if count > 0 {
+	if count := s.descriptors.count; count > 0 {
 		if len(d.places) > 1 {
 			s.launch.setImage(dst.Len())
 			images = 1
 		}
-		if err := s.launch.Gather(s.stream, cuda.At(s.descriptors), count, at(dst), images); err != nil {
+		if err := s.launch.Gather(s.stream, cuda.At(s.descriptors.memory), count, at(dst), images); err != nil {
 			return err
 		}
+	}
+	if err := s.sample(d, at(dst)); err != nil {
+		return err
 	}
 	if err := s.gathered.Record(s.stream); err != nil {
 		return err
@@ -406,8 +432,10 @@ func (s *slot) close(d *Device, errs *firstError) {
 			*e = cuda.Event{}
 		}
 	}
-	if s.descriptors != nil {
-		errs.add(d.context.FreeHost(s.descriptors))
-		s.descriptors = nil
+	for _, l := range []*list{&s.descriptors, &s.sampled.descriptors} {
+		if l.memory != nil {
+			errs.add(d.context.FreeHost(l.memory))
+			l.memory = nil
+		}
 	}
 }

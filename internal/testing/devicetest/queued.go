@@ -413,7 +413,8 @@ func (q *Queued) Gather(slot int, dst device.Buffer, reqs []device.Request, refu
 		own := s.fragments[at : at+len(r.Fragments)]
 		at += len(own)
 		s.requests = append(s.requests, device.Request{Fragments: own, Bytes: r.Bytes, Picture: r.Picture})
-		bad, err := -1, r.Fits(q.in.WireBytes())
+		bad := -1
+		_, err := r.Sampled(&q.in)
 		if err == nil {
 			s.ordered, bad, err = device.Order(s.ordered, r, q.slabs)
 		}

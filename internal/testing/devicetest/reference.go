@@ -5,6 +5,7 @@ package devicetest
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 
 	"github.com/penstock/penstock/models"
@@ -142,4 +143,23 @@ func NearestHalf(v float64) uint16 {
 	}
 	_, exponent = math.Frexp(v)
 	return sign | uint16(exponent+14)<<10 | uint16(math.Ldexp(v, 11-exponent))&0x3ff
+}
+
+// Near compares images of pictures, in levels of 255: without normalisation.
+func Near(in *models.Input, got, want []byte, most float64) error {
+	size := in.TensorType.Bytes()
+	for i := range len(want) / size {
+		std := 1.0
+		if c := i / (in.Width * in.Height) % in.Channels; len(in.Mean) > 0 {
+			if in.TensorLayout == models.HWC {
+				c = i % in.Channels
+			}
+			std = float64(in.Std[c])
+		}
+		v, w := std*float64(decode(in.TensorType, got[i*size:][:size])), std*float64(decode(in.TensorType, want[i*size:][:size]))
+		if !(math.Abs(v-w) <= most) {
+			return fmt.Errorf("value %d of %d is %.3f, want %.3f", i, len(want)/size, v, w)
+		}
+	}
+	return nil
 }

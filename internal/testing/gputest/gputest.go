@@ -27,6 +27,7 @@ import (
 	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // Twins does on the fake driver what gather.cu does on a GPU: for cudafake.Kernels.
@@ -72,6 +73,9 @@ func Run(t *testing.T) {
 		{"RandomDescriptorsWriteNothingOutside", randomDescriptors},
 		{"ASlabThatIsMappedReadOnlyIsRead", readOnly},
 		{"WhatIsCopiedIsWhatTheKernelGathers", bothWays},
+		{"Pictures", pictures},
+		{"PicturesInManyRooms", manyPictures},
+		{"LargePictures", largePicture},
 		{"ABatchAllocatesNothing", allocatesNothing},
 		{"Follow", follows},
 		{"AWaitingThreadSleeps", sleeps},
@@ -172,9 +176,14 @@ func small(t *testing.T, slab []byte) (*gpu.Device, []device.Tensors) {
 
 func smallWith(t *testing.T, slab []byte, o gpu.Options) (*gpu.Device, []device.Tensors) {
 	t.Helper()
-	d, err := gpu.New(models.Input{
+	return deviceOf(t, models.Input{
 		Height: 8, Width: 8, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
-	}, o)
+	}, slab, o)
+}
+
+func deviceOf(t *testing.T, in models.Input, slab []byte, o gpu.Options) (*gpu.Device, []device.Tensors) {
+	t.Helper()
+	d, err := gpu.New(in, o)
 	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
@@ -225,15 +234,20 @@ func readOnly(t *testing.T, b *harness) {
 }
 
 func allocatesNothing(t *testing.T, b *harness) {
-	for _, copies := range []bool{false, true} {
+	for _, o := range []gpu.Options{{LargestPicture: 64}, {Copy: true}} {
 		b.bind(t)
-		d, tensors := smallWith(t, pages(t, 4096), gpu.Options{Device: "cuda", Copy: copies})
-		batchesAllocateNothing(t, d, tensors)
+		reqs := requests(6)
+		if o.LargestPicture > 0 {
+			reqs[1].Picture = wire.Picture{Format: wire.FormatGrey8, Width: 4, Height: 16}
+		}
+		o.Device = "cuda"
+		d, tensors := smallWith(t, pages(t, 4096), o)
+		batchesAllocateNothing(t, d, tensors, reqs)
 	}
 }
 
-func batchesAllocateNothing(t *testing.T, d *gpu.Device, tensors []device.Tensors) {
-	reqs, refused := requests(6), make([]bool, 6)
+func batchesAllocateNothing(t *testing.T, d *gpu.Device, tensors []device.Tensors, reqs []device.Request) {
+	refused := make([]bool, len(reqs))
 	batch := func() {
 		for slot := range 2 {
 			err := errors.Join(d.Gather(slot, tensors[slot].Input, reqs, refused), d.Pad(slot, tensors[slot].Input, 6, 8), d.Fetch(slot, 8))

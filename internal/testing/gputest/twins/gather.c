@@ -1,6 +1,6 @@
 // gather.cu on the fake driver, as the definition has it: a request's bytes are put
 // together, then converted one element after the other. It shares no code with the
-// kernel, whose parameter it describes again.
+// kernels, whose parameters it describes again.
 
 #include "fake.h"
 
@@ -186,6 +186,157 @@ GATHER(any_u8_u8) GATHER(any_u8_f16) GATHER(any_u8_f32)
 GATHER(any_f16_u8) GATHER(any_f16_f16) GATHER(any_f16_f32)
 GATHER(any_f32_u8) GATHER(any_f32_f16) GATHER(any_f32_f32)
 GATHER(any_uyvy_u8) GATHER(any_uyvy_f16) GATHER(any_uyvy_f32)
+
+// The kernel sample: each result is the mean of a box of pixels, whose colours are computed one by one.
+
+enum { RGB, RGBA, YUV, GREY, BAYER };
+
+struct axis { int64_t begin; uint64_t step, box; uint32_t limit; uint16_t first, count; };
+
+struct picture {
+	uint64_t at;
+	struct axis across, down;
+	uint32_t plane[3], row, colour_row;
+	uint8_t pixel, colour, half, kind, pitch, bits, high_first, order;
+	uint16_t low, image;
+	float scale;
+};
+
+struct sampling {
+	uint64_t tensor;
+	uint32_t pictures, width, height, stride, type, base[3], channels;
+	float mix[3][4], pad[3], background[3];
+	struct picture picture[32];
+};
+
+static const uint8_t *bytes_at(const struct picture *p, uint64_t place) { return (const uint8_t *)(uintptr_t)(p->at + place); }
+
+// row_reach reports whether the kernel may read row y of a picture.
+static int row_reach(const struct picture *p, uint32_t y) {
+	uint32_t width = p->across.limit;
+	if (p->kind >= GREY)
+		return fake_reach(bytes_at(p, (uint64_t)y * p->row), p->high_first ? (width * 3 + 1) / 2 : (width * p->pitch + 7) / 8, 0);
+	int reach = fake_reach(bytes_at(p, (uint64_t)y * p->row), width * p->pixel, 0);
+	for (int c = 1; c < 3; c++)
+		reach = reach && fake_reach(bytes_at(p, p->plane[c] + (uint64_t)(y >> p->half / 2) * p->colour_row), ((width - 1) >> p->half % 2) * p->colour + 1, 0);
+	return reach;
+}
+
+static uint32_t sample_of(const struct picture *p, uint32_t x, uint32_t y) {
+	const uint8_t *row = bytes_at(p, (uint64_t)y * p->row);
+	if (p->high_first) {
+		const uint8_t *pair = row + x / 2 * 3;
+		int low = p->bits - 8;
+		return x % 2 ? (uint32_t)pair[2] << low | (pair[1] >> 4 & ((1 << low) - 1)) : (uint32_t)pair[0] << low | (pair[1] & ((1 << low) - 1));
+	}
+	uint32_t sample = 0;
+	for (uint32_t i = 0, bit = x * p->pitch; i < p->bits; i++, bit++)
+		sample |= (uint32_t)(row[bit / 8] >> bit % 8 & 1) << i;
+	return sample;
+}
+
+// colour_at is the colour of a Bayer sample: 0 to 2.
+static int colour_at(const struct picture *p, uint32_t x, uint32_t y) {
+	int k = p->order ^ (y & 1) << 1 ^ (x & 1);
+	return k == 0 ? 0 : k == 3 ? 2 : 1;
+}
+
+// bayer is a colour of a pixel: its own sample, or the mean of those next to it.
+static uint32_t bayer(const struct picture *p, uint32_t x, uint32_t y, int colour) {
+	uint32_t right = p->across.limit - 2, lower = p->down.limit - 2, sum = 0, count = 0;
+	x = x < 1 ? 1 : x > right ? right : x;
+	y = y < 1 ? 1 : y > lower ? lower : y;
+	if (colour_at(p, x, y) == colour)
+		return sample_of(p, x, y);
+	for (uint32_t v = y - 1; v <= y + 1; v++)
+		for (uint32_t u = x - 1; u <= x + 1; u++)
+			if (colour_at(p, u, v) == colour)
+				sum += sample_of(p, u, v), count++;
+	return (sum + count / 2) / count;
+}
+
+static double level(double v) { return v < 0 ? 0 : v > 255 ? 255 : v; }
+
+static void colours_of(const struct sampling *b, const struct picture *p, uint32_t x, uint32_t y, double *rgb) {
+	if (p->kind >= GREY) {
+		for (int c = 0; c < 3; c++)
+			rgb[c] = level(((double)(p->kind == BAYER ? bayer(p, x, y, c) : sample_of(p, x, y)) - p->low) * p->scale);
+		return;
+	}
+	const uint8_t *first = bytes_at(p, (uint64_t)y * p->row + x * p->pixel);
+	const uint8_t *others = bytes_at(p, (uint64_t)(y >> p->half / 2) * p->colour_row + (x >> p->half % 2) * p->colour);
+	int v[3] = {first[p->plane[0]], others[p->plane[1]], others[p->plane[2]]};
+	if (p->kind == YUV) { // ITU-R BT.601 in 1024ths of a level, as in models/sampling
+		int light = (int)floor((v[0] < 16 ? 0 : v[0] - 16) * 1220542 / 1024.0) + 512, blue = v[1] - 128, red = v[2] - 128;
+		rgb[0] = level(floor((light + floor(1673527 * red / 1024.0)) / 1024));
+		rgb[1] = level(floor((light + floor((512 - 409993 * blue) / 1024.0) + floor(-852492 * red / 1024.0)) / 1024));
+		rgb[2] = level(floor((light + floor(2116026 * blue / 1024.0)) / 1024));
+		return;
+	}
+	double alpha = p->kind == RGBA ? first[3] / 255.0 : 1;
+	for (int c = 0; c < 3; c++)
+		rgb[c] = alpha * v[c] + (1 - alpha) * b->background[c];
+}
+
+// box sets the part of an axis that result i covers, in pixels.
+static void box(const struct axis *a, uint32_t i, double *begin, double *end) {
+	const double one = 4294967296.0;
+	*begin = ((double)a->begin + (double)a->step * i) / one;
+	*end = *begin + (double)a->box / one;
+	*begin = *begin < 0 ? 0 : *begin;
+	*end = *end > a->limit ? a->limit : *end;
+}
+
+// overlap is how much of pixel k a box covers.
+static double overlap(double begin, double end, uint32_t k) {
+	double low = begin > k ? begin : k, high = end < k + 1.0 ? end : k + 1.0;
+	return high > low ? high - low : 0;
+}
+
+static void result_of(const struct sampling *b, const struct picture *p, uint32_t x, uint32_t y, double *rgb) {
+	double left, right, top, bottom, sum = 0;
+	box(&p->across, x, &left, &right);
+	box(&p->down, y, &top, &bottom);
+	rgb[0] = rgb[1] = rgb[2] = 0;
+	for (uint32_t v = (uint32_t)top; v < bottom; v++)
+		for (uint32_t u = (uint32_t)left; u < right; u++) {
+			double colours[3], weight = overlap(left, right, u) * overlap(top, bottom, v);
+			colours_of(b, p, u, v, colours);
+			for (int c = 0; c < 3; c++)
+				rgb[c] += weight * colours[c];
+			sum += weight;
+		}
+	for (int c = 0; c < 3; c++)
+		rgb[c] /= sum;
+}
+
+void fake_kernel_sample(const struct fake_launch *launch) {
+	const struct sampling *b = launch->parameters[0];
+	uint64_t pixels = (uint64_t)b->width * b->height;
+	int size = 1 << b->type;
+	if (launch->sizes[0] != sizeof *b || b->pictures > 32 || (uint64_t)launch->grid[0] * launch->block[0] < b->pictures * pixels)
+		abort();
+	for (uint32_t i = 0; i < b->pictures; i++) {
+		const struct picture *p = &b->picture[i];
+		uint8_t *image = (uint8_t *)(uintptr_t)b->tensor + p->image * pixels * b->channels * size;
+		if (!fake_reach(image, pixels * b->channels * size, 1))
+			return;
+		for (uint32_t y = 0; y < p->down.limit; y++)
+			if (!row_reach(p, y))
+				return;
+		for (uint32_t pixel = 0; pixel < pixels; pixel++) {
+			uint32_t x = pixel % b->width - p->across.first, y = pixel / b->width - p->down.first;
+			double rgb[3] = {b->pad[0], b->pad[1], b->pad[2]};
+			if (x < p->across.count && y < p->down.count)
+				result_of(b, p, x, y, rgb);
+			for (uint32_t c = 0; c < b->channels; c++) {
+				const float *mix = b->mix[c];
+				uint32_t raw = narrow((float)(rgb[0] * mix[0] + rgb[1] * mix[1] + rgb[2] * mix[2] + mix[3]), size);
+				memcpy(image + (b->base[c] + (uint64_t)pixel * b->stride) * size, &raw, size);
+			}
+		}
+	}
+}
 
 struct fetch { uint64_t from[32], to[32], bytes[32]; uint32_t parts; };
 
