@@ -488,6 +488,8 @@ type Setup struct {
 	Copy bool `json:"copy,omitempty"`
 	// Streams is the max number of batches in flight on a GPU, 1 or 2; 0 lets libml choose.
 	Streams int `json:"streams,omitempty"`
+	// LargestPicture is the max size in bytes of pictures in other formats and sizes than the card's; 0: there are none.
+	LargestPicture int `json:"largest_picture,omitempty"`
 	// BusyPollNanos is how long the process polls for work before it sleeps; 0 leaves it to
 	// shm.
 	BusyPollNanos int64 `json:"busy_poll_ns,omitempty"`

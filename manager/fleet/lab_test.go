@@ -17,7 +17,9 @@ import (
 // A process gets what the node's Lab settings say.
 func TestProcessIsGrantedTheLab(t *testing.T) {
 	lab := configs.Lab{Batching: control.Batching{Rule: control.BatchFixed, Size: 2, Delay: time.Millisecond}, CopyGather: true}
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 40))
+	f := named("a", 40)
+	f.MaxPicture = "640x480"
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, f)
 	b.cfg.Lab = lab
 	b.turns()
 	in := b.instance("a", 0)
@@ -44,7 +46,7 @@ func TestProcessIsGrantedTheLab(t *testing.T) {
 	for _, f := range files {
 		f.Close()
 	}
-	if got.Batching != lab.Batching || got.Copy != lab.CopyGather {
-		t.Errorf("granted %+v, want what %s says", got, lab)
+	if got.Batching != lab.Batching || got.Copy != lab.CopyGather || got.LargestPicture != 640*480*4 {
+		t.Errorf("granted %+v, want what %s and the function say", got, lab)
 	}
 }

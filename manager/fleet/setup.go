@@ -20,6 +20,7 @@ type setup struct {
 	weights     configs.Weights
 	streams     int // 0: libml chooses
 	environment map[string]string
+	largest     int    // picture, in bytes; 0: only the card's
 	worker      string // "": its own process
 }
 
@@ -30,6 +31,7 @@ func setupUnder(cfg *configs.Config, c configs.Function, card *models.Card) setu
 		weights:     cmp.Or(c.Weights, cfg.Weights),
 		streams:     c.InFlight,
 		environment: c.Environment,
+		largest:     c.MaxPicture.Bytes(),
 		worker:      c.Worker,
 	}
 	s.hangTimeout = cmp.Or(cfg.HangTimeout, max(2*time.Second, 10*s.slo))
@@ -39,11 +41,12 @@ func setupUnder(cfg *configs.Config, c configs.Function, card *models.Card) setu
 // attached converts the setup to the message for a process.
 func (s setup) attached(cfg *configs.Config) control.Setup {
 	return control.Setup{
-		SLONanos:      int64(aggregate.Within(s.slo, cfg.Transit)),
-		Streams:       s.streams,
-		BusyPollNanos: int64(cfg.BusyPoll),
-		Batching:      cfg.Lab.Batching,
-		Copy:          cfg.Lab.CopyGather,
+		SLONanos:       int64(aggregate.Within(s.slo, cfg.Transit)),
+		Streams:        s.streams,
+		LargestPicture: s.largest,
+		BusyPollNanos:  int64(cfg.BusyPoll),
+		Batching:       cfg.Lab.Batching,
+		Copy:           cfg.Lab.CopyGather,
 	}
 }
 

@@ -96,7 +96,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 	}
 	m.regions = append(m.regions, buffers)
 	limit := p.maxInFlight(attached)
-	if m.device, err = p.open(p.start, p.card.Input, gpu.Options{Copy: attached.Copy, InFlight: limit}); err != nil {
+	if m.device, err = p.open(p.start, p.card.Input, gpu.Options{Copy: attached.Copy, InFlight: limit, LargestPicture: attached.LargestPicture}); err != nil {
 		return nil, err
 	}
 	if err := m.device.Bind(); err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/libml/internal/loop"
 	"github.com/penstock/penstock/libml/internal/worker"
 	"github.com/penstock/penstock/libml/lane"
@@ -91,7 +92,7 @@ type process struct {
 	open  opener
 
 	card        *models.Card
-	tensorBytes int64 // of the card before keepSizes
+	tensorBytes int64 // of the card before keepSizes, and a room for pictures
 	build       framework.Build
 	framework   framework.Framework // nil while the model is evicted
 	linked      bool                // the framework has linked the model
@@ -186,7 +187,7 @@ func (p *process) readAttached(attached control.Attached) (err error) {
 		})
 	}
 	if p.card, err = readCard(attached); err == nil {
-		p.tensorBytes = int64(p.card.TensorBytes())
+		p.tensorBytes = int64(p.card.TensorBytes() + gpu.RoomBytes(attached.LargestPicture))
 	}
 	return err
 }
