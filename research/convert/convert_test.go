@@ -94,6 +94,19 @@ func TestExportVariants(t *testing.T) {
 	}
 }
 
+// The detector's card has the shape that its decoder reads.
+func TestExportDetector(t *testing.T) {
+	dir := t.TempDir()
+	if out, err := export(t, dir, "yolov8n"); err != nil || !strings.Contains(out, "'parameters': 3151888") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	card, err := models.ReadCard(filepath.Join(dir, "yolov8n", "card.yaml"))
+	must.OK(t, err)
+	if f, err := card.Family(); err != nil || f.(*models.YOLO).Style != models.YOLOv8 || f.(*models.YOLO).NumClasses != 80 {
+		t.Errorf("the decoder is %+v, %v", f, err)
+	}
+}
+
 // An export keeps finished files; remains of an interrupted export do not count.
 func TestExportResumes(t *testing.T) {
 	dir := t.TempDir()

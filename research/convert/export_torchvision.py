@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
-"""Writes the evaluation's eight models, with random weights, as ONNX with a card each.
+"""Writes the evaluation's eight models and a detector, with random weights, as ONNX with a card each.
 
     export_torchvision.py [--jobs N] [--variants N] DIR [NAME...]
 
-    NAME: alexnet mobilenetv2 resnet50 resnet152 resnext50 vgg16 vgg19 gnmt; all if left out
+    NAME: alexnet mobilenetv2 resnet50 resnet152 resnext50 vgg16 vgg19 gnmt yolov8n; all if left out
 
 With --variants N each model is also written as NAME-2 to NAME-N, with weights from other seeds.
 
 Seven are torchvision's architectures, node for node what its exported networks run once
 batch normalisation is folded into the convolutions, and their parameters have
-torchvision's names; the eighth is a translator of its own (Translator, below). They are
-for measuring what the architectures cost, never for answers: the weights are drawn from
-a seed, and the cards say so.
+torchvision's names; the eighth is a translator of its own (Translator, below). The detector
+is YOLOv8n. They are for measuring what the architectures cost, never for answers: the weights
+are drawn from a seed, and the cards say so.
 
 Pictures: input "picture" f16 [n, 3, 224, 224], output "prob" f32 [n, 1000]. Sentences:
-input "words" f16 [n, 1, 5, 2], output "translation" f32 [n, 5]. n is dynamic. Inside all
-is f16, as it would be served.
+input "words" f16 [n, 1, 5, 2], output "translation" f32 [n, 5]. The detector: input "picture"
+f16 [n, 3, 640, 640], output "boxes" f32 [n, 84, 8400], with some tens of boxes. n is dynamic.
+Inside all is f16, as it would be served.
 
 Random weights must not make the numbers absurd: nothing overflows f16, and other pictures
 have other answers. So each filter's weights are drawn evenly, have sum zero, and are
@@ -61,6 +62,10 @@ STD = [58.395, 57.12, 57.375]
 # The variance of N(0, 1) after a ReLU: (1 - 1/π)/2.
 RELU_VARIANCE = 0.5 * (1 - 1 / math.pi)
 
+# The variance of N(0, 1) after x * sigmoid(x), and that of noise from 0 to 1.
+SILU_VARIANCE = 0.313
+NOISE_VARIANCE = 1 / 12
+
 # The standard deviation of a residual branch; a stage begins with 1.
 BRANCH = 0.25
 
@@ -83,6 +88,27 @@ outputs:
 batches: {batches}
 slo: 25ms
 decoder: {{name: topk, k: 5}}
+"""
+
+DETECTOR_CARD = """\
+# YOLOv8n with RANDOM weights (seed {seed}), f16: for measuring what the
+# architecture costs. Its answers mean nothing.
+name: {name}
+version: 1
+framework: onnx
+model: model.onnx
+input:
+  name: picture
+  size: [{side}, {side}, 3] # height, width, channels
+  wire: {{type: u8, layout: hwc}} # RGB, {wire_bytes:,} bytes
+  tensor: {{type: f16, layout: chw}}
+  mean: [0, 0, 0]
+  std: [255, 255, 255]
+outputs:
+  - {{name: boxes, shape: [84, 8400]}}
+batches: {batches}
+slo: 100ms
+decoder: {{name: yolo}}
 """
 
 SENTENCE_CARD = """\
@@ -257,6 +283,83 @@ def mobilenetv2(g):
     return g.finish(g.linear("classifier.1", x, 1280, 1000, deviation=LOGITS[g.name]))
 
 
+class Detector(Pictures):
+    """YOLOv8n: a backbone, two ways through its pyramid, and heads for strides 8, 16 and 32."""
+
+    SIDE, CLASSES, BINS = 640, 80, 16
+    STRIDES = (8, 16, 32)
+    # The variance of x grows in the network. With these, logits of pictures of noise have a standard deviation of 1, and
+    # some tens of boxes have a score above 0.25.
+    BOX, CLASS, RARE = 0.1, 0.08, 6
+
+    def block(self, name, x, before, after, kernel=3, stride=1, variance=SILU_VARIANCE):
+        x = self.conv(name, x, (before, after), kernel, stride, kernel // 2, variance=variance)
+        return self.node("Mul", x, self.node("Sigmoid", x))
+
+    def c2f(self, name, x, before, after, count=1, residual=True):
+        half = after // 2
+        x = self.block(name + ".cv1", x, before, after, 1)
+        parts = list(self.node("Split", x, outputs=2, axis=1))
+        for i in range(count):
+            y = self.block(f"{name}.m.{i}.cv1", parts[-1], half, half)
+            y = self.block(f"{name}.m.{i}.cv2", y, half, half)
+            parts.append(self.node("Add", y, parts[-1]) if residual else y)
+        return self.block(name + ".cv2", self.node("Concat", *parts, axis=1), half * (2 + count), after, 1)
+
+    def enlarge(self, x):
+        scales = self.constant("scales", numpy.array([1, 1, 2, 2], numpy.float32))
+        return self.node("Resize", x, "", scales, mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric")
+
+    def reshape(self, x, *shape):
+        return self.node("Reshape", x, self.constant("shape_" + "_".join(map(str, shape)), numpy.array(shape, numpy.int64)))
+
+    def head(self, level, kind, x, before, width, after, deviation):
+        x = self.block(f"{kind}.{level}.0", x, before, width)
+        x = self.block(f"{kind}.{level}.1", x, width, width)
+        x = self.conv(f"{kind}.{level}.2", x, (width, after), 1, variance=SILU_VARIANCE, deviation=deviation)
+        return self.reshape(x, 0, after, -1)
+
+    def build(self):
+        x = self.block("0", "picture", 3, 16, stride=2, variance=NOISE_VARIANCE)
+        x = self.c2f("2", self.block("1", x, 16, 32, stride=2), 32, 32)
+        p3 = self.c2f("4", self.block("3", x, 32, 64, stride=2), 64, 64, 2)
+        p4 = self.c2f("6", self.block("5", p3, 64, 128, stride=2), 128, 128, 2)
+        x = self.c2f("8", self.block("7", p4, 128, 256, stride=2), 256, 256)
+        pooled = [self.block("9.cv1", x, 256, 128, 1)]
+        for _ in range(3):
+            pooled.append(self.pool(pooled[-1], 5, 1, 2))
+        p5 = self.block("9.cv2", self.node("Concat", *pooled, axis=1), 512, 256, 1)
+
+        join = lambda *x: self.node("Concat", *x, axis=1)
+        p4 = self.c2f("12", join(self.enlarge(p5), p4), 384, 128, residual=False)
+        p3 = self.c2f("15", join(self.enlarge(p4), p3), 192, 64, residual=False)
+        p4 = self.c2f("18", join(self.block("16", p3, 64, 64, stride=2), p4), 192, 128, residual=False)
+        p5 = self.c2f("21", join(self.block("19", p4, 128, 128, stride=2), p5), 384, 256, residual=False)
+
+        boxes, classes = [], []
+        for level, (p, channels) in enumerate(((p3, 64), (p4, 128), (p5, 256))):
+            boxes.append(self.head(level, "box", p, channels, 64, 4 * self.BINS, self.BOX))
+            classes.append(self.head(level, "class", p, channels, 80, self.CLASSES, self.CLASS))
+        rare = self.constant("rare", numpy.float16(self.RARE))
+        scores = self.node("Sigmoid", self.node("Sub", self.node("Concat", *classes, axis=2), rare))
+
+        cells = [(s, c + 0.5, r + 0.5) for s in self.STRIDES for r in range(self.SIDE // s) for c in range(self.SIDE // s)]
+        middles = self.constant("middles", numpy.array([[c for _, c, _ in cells], [r for *_, r in cells]], numpy.float16)[None])
+        strides = self.constant("strides", numpy.array([s for s, *_ in cells], numpy.float16)[None, None])
+        x = self.node("Transpose", self.reshape(self.node("Concat", *boxes, axis=2), 0, 4, self.BINS, len(cells)), perm=[0, 2, 1, 3])
+        bins = self.constant("bins", numpy.arange(self.BINS, dtype=numpy.float16).reshape(1, self.BINS, 1, 1))
+        x = self.reshape(self.node("Conv", self.node("Softmax", x, axis=1), bins, kernel_shape=[1, 1]), 0, 4, len(cells))
+        before, after = self.node("Split", x, outputs=2, axis=1)
+        first, last = self.node("Sub", middles, before), self.node("Add", middles, after)
+        middle = self.node("Mul", self.node("Add", first, last), self.constant("half", numpy.float16(0.5)))
+        box = self.node("Mul", join(middle, self.node("Sub", last, first)), strides)
+        self.node("Cast", join(box, scores), to=TensorProto.FLOAT)
+        self.nodes[-1].output[0] = "boxes"
+        return self.model(
+            [helper.make_tensor_value_info("picture", TensorProto.FLOAT16, ["n", 3, self.SIDE, self.SIDE])],
+            [helper.make_tensor_value_info("boxes", TensorProto.FLOAT, ["n", 4 + self.CLASSES, len(cells)])])
+
+
 class Translator(Graph):
     """A small recurrent translator with GNMT's architecture (Wu et al., arXiv 1609.08144).
 
@@ -361,6 +464,7 @@ MODELS = {
     "vgg16": ("VGG-16 of torchvision", lambda g: vgg(g, (2, 2, 3, 3, 3))),
     "vgg19": ("VGG-19 of torchvision", lambda g: vgg(g, (2, 2, 4, 4, 4))),
     "gnmt": ("a translator in GNMT's place", None),
+    "yolov8n": ("YOLOv8n", None),
 }
 
 # Light models profit from larger batches. MobileNetV2 is light too, but cuDNN compiles its
@@ -385,6 +489,10 @@ def export(folder, name):
         graph = Translator(model_name, TRANSLATOR_SEEDS[number - 1])
         model = graph.build()
         card = SENTENCE_CARD.format(seed=graph.seed, name=name, words=Translator.WORDS, batches=batches)
+    elif model_name == "yolov8n":
+        graph = Detector(model_name, SEED + number - 1)
+        model = graph.build()
+        card = DETECTOR_CARD.format(seed=graph.seed, name=name, side=graph.SIDE, wire_bytes=graph.SIDE**2 * 3, batches=batches)
     else:
         graph = Pictures(model_name, SEED + number - 1)
         model = build(graph)

@@ -232,12 +232,12 @@ func overheadCommand(print printer) *cobra.Command {
 			if err != nil && len(r.Cases) == 0 {
 				return err
 			}
-			rows := []table.Row{{"model", "batch", "bare", "overlapped", "busy_poll", "penstock", "ports", "ratio", "mean batch", "limit", "added", "with gather"}}
+			rows := []table.Row{{"model", "batch", "bare", "overlapped", "busy_poll", "penstock", "ports", "ratio", "of two", "mean batch", "limit", "added", "with gather"}}
 			for _, c := range r.Cases {
 				for _, w := range c.Ways {
 					for _, t := range w.Throughput {
 						rows = append(rows, table.Row{c.Model, c.Batch, fmt.Sprintf("%.0f/s", c.BareImagesPerSecond), fmt.Sprintf("%.0f/s", c.BareOverlappedImagesPerSecond),
-							fmt.Sprintf("%g ms", w.BusyPollMillis), fmt.Sprintf("%.0f/s", t.ImagesPerSecond), t.Ports, fmt.Sprintf("%.3f", t.Ratio), fmt.Sprintf("%.1f", t.MeanBatch), t.Limit,
+							fmt.Sprintf("%g ms", w.BusyPollMillis), fmt.Sprintf("%.0f/s", t.ImagesPerSecond), t.Ports, fmt.Sprintf("%.3f", t.Ratio), fmt.Sprintf("%.3f", t.RatioOverlapped), fmt.Sprintf("%.1f", t.MeanBatch), t.Limit,
 							fmt.Sprintf("%.0f/%.0f µs", w.Latency.Added.P50, w.Latency.Added.P99), fmt.Sprintf("%.0f/%.0f µs", w.Latency.AddedWithGather.P50, w.Latency.AddedWithGather.P99)})
 					}
 				}
@@ -246,7 +246,7 @@ func overheadCommand(print printer) *cobra.Command {
 		},
 	}
 	flags.register(cmd, "cuda")
-	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2", "detect"}, "a card's name or file; again for more")
+	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2", "detect", "yolov8n"}, "a card's name or file; again for more")
 	cmd.Flags().IntSliceVar(&o.Batches, "batch", []int{1, 8, 32}, "batch sizes")
 	cmd.Flags().DurationVar(&o.Duration, "duration", 2*time.Second, "how long each throughput is measured")
 	cmd.Flags().IntVar(&o.Volleys, "volleys", 300, "how many batches the latency is measured with")
