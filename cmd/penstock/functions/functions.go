@@ -121,7 +121,11 @@ func OverloadWarning(s *control.Status) string {
 			names = append(names, f.Name)
 		}
 	}
-	return fmt.Sprintf("overload: functions need %.0f %% of the device; not guaranteed: %s", s.NeedsPercent, strings.Join(names, ", "))
+	warning := fmt.Sprintf("overload: functions need %.0f %% of the device", s.NeedsPercent)
+	if names != nil {
+		warning += "; not guaranteed: " + strings.Join(names, ", ")
+	}
+	return warning
 }
 
 // workerLines say which workers need more memory.

@@ -217,6 +217,10 @@ func TestOverloadWarning(t *testing.T) {
 	if got := strings.Join(nodeLines(&s), "\n"); !strings.Contains(got, "functions need 130 % of the device; not guaranteed: b") {
 		t.Errorf("lines %q", got)
 	}
+	s.Functions[1].Guarantee.Infeasible = ""
+	if got, want := OverloadWarning(&s), "overload: functions need 130 % of the device"; got != want {
+		t.Errorf("%q while all are guaranteed, want %q", got, want)
+	}
 	if s.NeedsPercent = 100; OverloadWarning(&s) != "" {
 		t.Errorf("%q at 100 %%", OverloadWarning(&s))
 	}
