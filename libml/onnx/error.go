@@ -128,6 +128,9 @@ func explainMessage(card *models.Card, s string) string {
 	if m := unknownOperator.FindStringSubmatch(s); m != nil {
 		return fmt.Sprintf("the model has the operator %s, which is not part of ONNX Runtime; export the model without it, as plugins of TensorRT work in TensorRT only", m[1])
 	}
+	if strings.HasPrefix(s, "Unsupported model IR version") {
+		return s + "; export the model with an older version of the onnx package, or lower ir_version in the file"
+	}
 	m := wrongShape.FindStringSubmatch(s)
 	if m == nil {
 		return ""
