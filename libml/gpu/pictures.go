@@ -17,7 +17,7 @@ import (
 //  2. The kernel sample makes their images.
 //  3. 1 and 2 for the next pictures, if there are more.
 //
-// So the size of a room does not depend on that of a batch. Slots with the same tensors share a room.
+// The size of a room does not depend on that of a batch. Slots with the same tensors share a room.
 type pictures struct {
 	gather *Kernel // its image is the room
 	module *module

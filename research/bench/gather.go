@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // Gather is the report of `penstock-lab gather`: how fast a GPU collects the packets of a
@@ -194,10 +195,12 @@ func (s *slabMapping) close() {
 // gatherBench measures one case.
 type gatherBench struct {
 	in       models.Input
+	picture  wire.Picture // the card's if zero
 	pictures int
 	slab     *slabMapping
 	n        int
 
+	bytes    int // of a picture
 	device   *gpu.Device
 	context  *cuda.Context
 	tensors  []device.Tensors
@@ -220,22 +223,12 @@ type gatherBench struct {
 const gatherDelayBytes = 64 << 20
 
 func (b *gatherBench) run(name string, odd bool) (c GatherCase, uuid string, err error) {
-	if b.device, err = gpu.New(b.in, gpu.Options{Device: name}); err != nil {
-		return c, "", err
-	}
-	defer func() { err = errors.Join(err, b.device.Close()) }()
-	if err := b.device.AddSlab(b.slab.read); err != nil {
-		return c, "", err
-	}
-	if b.tensors, err = b.device.Tensors(nil, device.Sizes{Input: b.pictures * b.in.TensorBytes()}); err != nil {
-		return c, "", err
-	}
 	closeAll, err := b.open(name)
 	defer func() { err = errors.Join(err, closeAll()) }()
 	if err != nil {
 		return c, "", err
 	}
-	bytes := b.pictures * b.in.WireBytes()
+	bytes := len(b.pinned)
 	c = GatherCase{
 		Wire: fmt.Sprintf("%s %s", b.in.WireType, b.in.WireLayout), Tensor: fmt.Sprintf("%s %s", b.in.TensorType, b.in.TensorLayout),
 		Normalised: len(b.in.Mean) > 0, Kernel: b.device.Kernel(), Pictures: b.pictures, PictureBytes: b.in.WireBytes(), Alignment: "aligned",
@@ -274,7 +267,7 @@ func (b *gatherBench) run(name string, odd bool) (c GatherCase, uuid string, err
 	return c, b.device.Name(), nil
 }
 
-// open allocates streams, events and memory; closeAll releases them.
+// open opens the device and allocates streams, events and memory; closeAll releases them.
 func (b *gatherBench) open(name string) (closeAll func() error, err error) {
 	var undo []func() error
 	closeAll = func() error {
@@ -283,6 +276,21 @@ func (b *gatherBench) open(name string) (closeAll func() error, err error) {
 			errs = append(errs, f())
 		}
 		return errors.Join(errs...)
+	}
+	if b.bytes = b.in.WireBytes(); b.picture.Format != 0 {
+		if b.bytes, err = b.picture.Bytes(); err != nil {
+			return closeAll, err
+		}
+	}
+	if b.device, err = gpu.New(b.in, gpu.Options{Device: name, LargestPicture: b.bytes}); err != nil {
+		return closeAll, err
+	}
+	undo = append(undo, b.device.Close)
+	if err := b.device.AddSlab(b.slab.read); err != nil {
+		return closeAll, err
+	}
+	if b.tensors, err = b.device.Tensors(nil, device.Sizes{Input: b.pictures * b.in.TensorBytes()}); err != nil {
+		return closeAll, err
 	}
 	found, err := cuda.Find(name)
 	if err != nil {
@@ -305,7 +313,7 @@ func (b *gatherBench) open(name string) (closeAll func() error, err error) {
 		}
 		undo = append(undo, e.Destroy)
 	}
-	if b.pinned, err = b.context.AllocateHost(b.pictures * b.in.WireBytes()); err != nil {
+	if b.pinned, err = b.context.AllocateHost(b.pictures * b.bytes); err != nil {
 		return closeAll, err
 	}
 	undo = append(undo, func() error { return b.context.FreeHost(b.pinned) })
@@ -332,10 +340,9 @@ func (b *gatherBench) lay(odd bool) {
 	for i := range b.sets {
 		b.sets[i] = nil
 		for range b.pictures {
-			bytes := b.in.WireBytes()
-			req := device.Request{Bytes: uint32(bytes)}
+			req := device.Request{Bytes: uint32(b.bytes), Picture: b.picture}
 			at, left := 0, 0
-			for place := 0; place < bytes; place += gatherPayload {
+			for place := 0; place < b.bytes; place += gatherPayload {
 				switch {
 				case !odd:
 					at = take() + 64
@@ -344,7 +351,7 @@ func (b *gatherBench) lay(odd bool) {
 				default:
 					at, left = at+gatherPayload+gatherHeader, left-1
 				}
-				req.Fragments = append(req.Fragments, shm.Fragment{Offset: uint64(at), Place: uint32(place), Length: uint16(min(gatherPayload, bytes-place))})
+				req.Fragments = append(req.Fragments, shm.Fragment{Offset: uint64(at), Place: uint32(place), Length: uint16(min(gatherPayload, b.bytes-place))})
 			}
 			b.sets[i] = append(b.sets[i], req)
 		}
@@ -368,7 +375,7 @@ func (b *gatherBench) copyOnce() error {
 
 func (b *gatherBench) copyFragments() error {
 	for i, req := range b.set() {
-		to := b.memory + cuda.Pointer(i*b.in.WireBytes())
+		to := b.memory + cuda.Pointer(i*b.bytes)
 		for _, p := range req.Fragments {
 			if err := b.stream.Copy(to+cuda.Pointer(p.Place), cuda.At(b.slab.read[p.Offset:]), int(p.Length)); err != nil {
 				return err
@@ -378,24 +385,28 @@ func (b *gatherBench) copyFragments() error {
 	return nil
 }
 
+// timeOf returns the time that the device takes for some work. The work is queued behind a long copy on another stream, so that the
+// device never waits for the CPU.
+func (b *gatherBench) timeOf(work func() error) (time.Duration, error) {
+	err := errors.Join(b.other.Copy(b.delay, cuda.At(b.slab.read), gatherDelayBytes), b.gate.Record(b.other), b.stream.Wait(b.gate),
+		b.from.Record(b.stream), work(), b.to.Record(b.stream))
+	if err == nil {
+		// Use the device's own wait, so that it can take the next batch.
+		if err = b.device.Fetch(0, 0); err == nil {
+			_, err = b.device.Wait(0)
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	return cuda.Elapsed(b.from, b.to)
+}
+
 // median returns the median time that the device takes for some work, in microseconds.
-// The work is queued behind a long copy on another stream, so that the device never waits
-// for the CPU.
 func (b *gatherBench) median(n int, work func() error) (micros float64, err error) {
 	var took []time.Duration
 	for i := range n + n/4 + 1 {
-		err := errors.Join(b.other.Copy(b.delay, cuda.At(b.slab.read), gatherDelayBytes), b.gate.Record(b.other), b.stream.Wait(b.gate),
-			b.from.Record(b.stream), work(), b.to.Record(b.stream))
-		if err == nil {
-			// Use the device's own wait, so that it can take the next batch.
-			if err = b.device.Fetch(0, 0); err == nil {
-				_, err = b.device.Wait(0)
-			}
-		}
-		if err != nil {
-			return 0, err
-		}
-		elapsed, err := cuda.Elapsed(b.from, b.to)
+		elapsed, err := b.timeOf(work)
 		if err != nil {
 			return 0, err
 		}
@@ -437,7 +448,7 @@ func (b *gatherBench) cpuCopy(n int) (micros float64, err error) {
 	for i := range n + 1 {
 		from := time.Now()
 		for j, req := range b.set() {
-			to := b.pinned[j*b.in.WireBytes():]
+			to := b.pinned[j*b.bytes:]
 			for _, p := range req.Fragments {
 				copy(to[p.Place:], b.slab.read[p.Offset:p.Offset+uint64(p.Length)])
 			}

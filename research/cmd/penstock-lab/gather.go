@@ -13,9 +13,11 @@ import (
 func gatherCommand(print printer) *cobra.Command {
 	var device string
 	var n int
+	var pairs bool
 	cmd := &cobra.Command{
 		Use: "gather", Short: "GB/s at which a GPU collects packets into a tensor, beside a contiguous copy, a copy a packet, and the CPU",
 		Example: `  penstock-lab gather
+  penstock-lab gather --pairs -n 200
   penstock-lab gather --device cuda:1 -o json`, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if n < 1 {
@@ -23,6 +25,18 @@ func gatherCommand(print printer) *cobra.Command {
 			}
 			if err := testbed.CheckDevice(device); err != nil {
 				return err
+			}
+			if pairs {
+				r, err := bench.RunGatherPairs(cmd.Context(), version, device, n)
+				if err != nil {
+					return err
+				}
+				rows := []table.Row{{"pictures", "tensor", "kernel", "alignment", "gather", "contiguous copy", "gather / copy", "10 to 90 % of pairs"}}
+				for _, c := range r.Cases {
+					rows = append(rows, table.Row{fmt.Sprintf("%d of %s", c.Pictures, c.Picture), c.Tensor, c.Kernel, c.Alignment, fmt.Sprintf("%.1f µs", c.GatherMicros),
+						fmt.Sprintf("%.1f µs", c.CopyMicros), fmt.Sprintf("%.3f", c.Ratio), fmt.Sprintf("%.3f to %.3f", c.Spread[0], c.Spread[1])})
+				}
+				return print(r, rows)
 			}
 			r, err := bench.RunGather(cmd.Context(), version, device, n)
 			if err != nil {
@@ -46,5 +60,6 @@ func gatherCommand(print printer) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&device, "device", "cuda", "cuda, cuda:N or a GPU's UUID")
 	cmd.Flags().IntVarP(&n, "number", "n", 30, "how often each figure is measured")
+	cmd.Flags().BoolVar(&pairs, "pairs", false, "only gather and copy, in turns: of the card's pictures, and of a camera's, which are sampled")
 	return cmd
 }
