@@ -38,6 +38,9 @@ ARCH     := $(shell uname -m)
 # Every compilation has the same flags, so that builds, tests and vet share what they compile.
 export GOFLAGS ?= -trimpath
 
+# More build tags of bin/penstock: null for the framework that tests and benchmarks run (cmd/penstock/null.go).
+TAGS     ?=
+
 # The module that carries libonnxruntime.so; its version and hash stand in
 # go.mod and go.sum.
 CARRIER := github.com/k2-fsa/sherpa-onnx-go-linux
@@ -70,7 +73,7 @@ build: program library guest-libraries
 # All that users of the demos need. A first build compiles 490 packages; -v names each.
 program: bin/lib/libonnxruntime.so
 	$(if $(wildcard bin/penstock),,@echo "Compiling Penstock and its libraries. This takes one to two minutes the first time, and seconds later.")
-	$(GO) build $(if $(wildcard bin/penstock),,-v) -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+	$(GO) build $(if $(wildcard bin/penstock),,-v) -tags "$(TAGS)" -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
 
 # libml for programs in C and Python. It shows what libml/capi/penstock.h declares.
 CAPI_LDFLAGS := -s -w -extldflags '-Wl,-soname,libpenstock.so -Wl,--version-script=$(CURDIR)/libml/capi/penstock.map'
@@ -97,11 +100,12 @@ bin/lib/libonnxruntime.so: go.mod
 # pkg-config finds DPDK. cgo would not say what is missing.
 build-dpdk: bin/lib/libonnxruntime.so
 	@pkg-config --exists libdpdk || { echo "no DPDK to build with: apt-get install libdpdk-dev pkg-config" >&2; exit 1; }
-	$(GO) build -tags dpdk -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+	$(GO) build -tags "$(strip dpdk $(TAGS))" -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
 
 # The packages that the tag changes (all with DPDK_TESTS=./...), then whole nodes on real traffic.
 DPDK_TESTS ?= $$(GO="$(GO)" test/tagged.sh dpdk tests)
 
+test-dpdk: TAGS = null
 test-dpdk: build-dpdk
 	@test "$$(id -u)" = 0 || { echo "make test-dpdk makes network namespaces and opens raw sockets: run it as root" >&2; exit 1; }
 	$(GO) vet -tags dpdk $$(GO="$(GO)" test/tagged.sh dpdk)
@@ -167,7 +171,7 @@ nightly:
 
 ptx:
 	libml/gpu/ptx.sh "$(PTXCC)"
-	libml/gpu/ptx.sh "$(PTXCC)" libml/null/null.cu
+	libml/gpu/ptx.sh "$(PTXCC)" internal/testing/null/null.cu
 	libml/gpu/ptx.sh "$(PTXCC)" examples/c/fashion.cu
 
 gpu-kit:

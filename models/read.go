@@ -35,9 +35,6 @@ const (
 	maxLabelBytes  = 256
 )
 
-// Frameworks are the names of frameworks that a card may use.
-var Frameworks = document.KeyOf[cardFile]("framework").OneOf()
-
 // PictureTypes are the element types of pictures on the wire and of their tensors.
 var PictureTypes = document.KeyOf[formatFile]("type").OneOf()
 
@@ -195,7 +192,7 @@ func (c *Card) checkProgram(root document.Value, f *cardFile) {
 	hasCommand := root.Has("command")
 	switch {
 	case !root.Has("framework") && f.Framework == "" && !hasCommand:
-		root.Reject("has neither framework (onnx, pytorch, null) nor command (a program that links libml), want one")
+		root.Reject("has neither framework (onnx, pytorch) nor command (a program that links libml), want one")
 	case (root.Has("framework") || f.Framework != "") && hasCommand:
 		root.Find("command").Reject("is set next to framework, want one of the two")
 	}

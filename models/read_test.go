@@ -425,22 +425,6 @@ func TestAutoBatchesOfTensors(t *testing.T) {
 	}
 }
 
-func TestFrameworkNull(t *testing.T) {
-	s := schema(t)
-	for _, word := range []string{`null`, `"null"`} {
-		text := strings.Replace(ownCard, "command: [./program, --fast]", "framework: "+word, 1)
-		if got, err := read(t, folder(t), text); err != nil || got.Framework != "null" {
-			t.Errorf("%s: %+v, %v", word, got, err)
-		}
-		if err := valid(t, s, text); err != nil {
-			t.Errorf("%s: the schema refuses: %v", word, err)
-		}
-	}
-	if _, err := read(t, folder(t), strings.Replace(ownCard, "command:", "framework: null\ncommand:", 1)); err == nil || !strings.Contains(err.Error(), "is set next to framework") {
-		t.Errorf("two programs: %v", err)
-	}
-}
-
 func TestReadCardLabelsFile(t *testing.T) {
 	got, err := read(t, folder(t), boxCard)
 	must.OK(t, err)
@@ -478,7 +462,7 @@ var spoiledCards = []spoiled{
 	{"half a version", card, "version: 3", "version: 1.5", `version: is 1.5, want an integer`, false},
 	{"a quoted version", card, "version: 3", `version: "3"`, `version: is "3", want an integer`, false},
 	{"an unknown framework", card, "framework: onnx", "framework: onxx", `framework: is "onxx", want onnx, pytorch or null, did you mean "onnx"?`, false},
-	{"no program at all", card, "framework: onnx\n", "", `card.yaml:1:1: has neither framework (onnx, pytorch, null) nor command`, false},
+	{"no program at all", card, "framework: onnx\n", "", `card.yaml:1:1: has neither framework (onnx, pytorch) nor command`, false},
 	{"pytorch without a file", card, "framework: onnx\nmodel: model.onnx\n", "framework: pytorch\n", `model`, false},
 	{"two programs", card, "framework: onnx", "framework: onnx\ncommand: [cat]", `command: is set next to framework`, false},
 	{"an empty command", ownCard, "[./program, --fast]", "[]", `command: has 0 elements, want at least 1`, false},

@@ -187,9 +187,6 @@ func (v Value) decodeStruct(to reflect.Value) {
 		if k.Tag.Get("required") == "true" {
 			at = m.required(k.Name, k.wantList())
 		}
-		if at.isNullWord() && slices.Contains(k.OneOf(), "null") {
-			to.FieldByIndex(k.Index).SetString("null") // without quotes it is not a text
-		}
 		if !at.Absent() {
 			at.decode(to.FieldByIndex(k.Index), k)
 		}

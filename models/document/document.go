@@ -164,15 +164,14 @@ func (d *Document) Warnings() (lines []string) {
 type Value struct {
 	doc          *Document
 	node         ast.Node // nil: absent
-	null         bool     // absent, written as null
 	field        string
 	line, column int
 }
 
 func (d *Document) value(node ast.Node, field string) Value {
 	v := Value{doc: d, node: node, field: field}
-	if null, ok := node.(*ast.NullNode); ok {
-		v.node, v.null = nil, null.Token.Value == "null"
+	if _, ok := node.(*ast.NullNode); ok {
+		v.node = nil
 	}
 	if at := node.GetToken(); at != nil && at.Position != nil {
 		v.line, v.column = at.Position.Line, at.Position.Column
@@ -193,10 +192,6 @@ func (v Value) Line() int { return v.line }
 
 // Absent reports whether there is no value here, or null.
 func (v Value) Absent() bool { return v.node == nil }
-
-// isNullWord reports whether the value is the word null. YAML reads it as no value, but a
-// writer may mean a name.
-func (v Value) isNullWord() bool { return v.null }
 
 // Reject records that the value is wrong. The text says what it is and what would be
 // right.

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testbed"
-	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 
 var penstock = sync.OnceValues(func() (string, error) {
 	binary := filepath.Join(programs, "penstock")
-	out, err := exec.Command("go", "build", "-ldflags", "-s -w", "-o", binary, "../../cmd/penstock").CombinedOutput()
+	out, err := exec.Command("go", "build", "-tags", "null", "-ldflags", "-s -w", "-o", binary, "../../cmd/penstock").CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("build penstock: %w: %s", err, out)
 	}

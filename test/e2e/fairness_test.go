@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/libml/null"
 )
 
 // The floods together send about floodPerSecond datagrams, as a single socket did in

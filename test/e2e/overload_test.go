@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
-	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/arrival"
 	pictures "github.com/penstock/penstock/models/picture"

@@ -193,7 +193,7 @@ func TestPythonSwap(t *testing.T) {
 // digestGPUCard returns a card of digestgpu.py, with additional arguments, if any.
 func digestGPUCard(t *testing.T, arguments ...string) string {
 	t.Helper()
-	return programCard(t, "python3", append([]string{absolute(t, "testdata/digestgpu.py"), absolute(t, "../../libml/null/null.ptx")}, arguments...)...)
+	return programCard(t, "python3", append([]string{absolute(t, "testdata/digestgpu.py"), absolute(t, "../../internal/testing/null/null.ptx")}, arguments...)...)
 }
 
 // If there is no memory for the largest batches, the program serves the others.

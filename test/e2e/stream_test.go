@@ -25,9 +25,9 @@ import (
 	video "github.com/penstock/penstock/gateway/stream"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/internal/testing/videotest"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/libml/null"
 )
 
 // Each frame of a file has the box of the picture, also if the function gets the frames as they are or shrunk to its max_picture.

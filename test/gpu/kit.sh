@@ -59,16 +59,16 @@ export CGO_ENABLED=1
 flags=(-trimpath -ldflags "-s -w -X main.version=$version")
 # The server's C library must be Debian's or newer; the archive contains DPDK's
 # libraries.
-tags=slim
+tags=slim,null
 if pkg-config --exists libdpdk 2>/dev/null; then
-	tags=slim,dpdk
+	tags=slim,null,dpdk
 else
 	echo "gpu-kit: without DPDK: apt-get install libdpdk-dev pkg-config" >&2
 fi
 "$go" build "${flags[@]}" -tags $tags -o "$work/penstock" ./cmd/penstock
 "$go" build -C research "${flags[@]}" -tags $tags -o "$work/penstock-lab" ./cmd/penstock-lab
 mkdir "$work/lib"
-if [ $tags != slim ]; then
+if [ $tags != slim,null ]; then
 	drivers=$(pkg-config --variable=libdir libdpdk)/dpdk/pmds-23.0
 	for name in mempool_ring net_memif net_tap net_af_packet net_null; do
 		cp -L "$drivers/librte_$name.so.23" "$work/lib/"

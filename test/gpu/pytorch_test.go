@@ -285,7 +285,7 @@ func TestPythonGraphs(t *testing.T) {
 	withPython(t)
 	text, err := os.ReadFile(nodetest.Card(t, "digest", 2048))
 	must.OK(t, err)
-	command := fmt.Sprintf("command: [python3, %s, %s]", filepath.Join(tree(t), "test/e2e/testdata/digestgpu.py"), filepath.Join(tree(t), "libml/null/null.ptx"))
+	command := fmt.Sprintf("command: [python3, %s, %s]", filepath.Join(tree(t), "test/e2e/testdata/digestgpu.py"), filepath.Join(tree(t), "internal/testing/null/null.ptx"))
 	card := filepath.Join(t.TempDir(), "digest.yaml")
 	must.OK(t, os.WriteFile(card, []byte(strings.Replace(string(text), `framework: "null"`, command, 1)), 0o600))
 	n := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false, change: partition}\nfunctions:\n  - {name: fn, model: %s, port: 0, share_percent: 50}\n", card))

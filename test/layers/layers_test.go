@@ -58,7 +58,7 @@ var inner = map[string][][]string{
 	"libml": {
 		{"libpenstock"},
 		{"", "capi", "frameworks", "reference"},
-		{"internal", "null", "onnx"},
+		{"internal", "onnx"},
 		{"conductor", "framework"},
 		{"answer", "gate"},
 		{"gpu"},

@@ -192,9 +192,6 @@ func scalar(t reflect.Type, k document.Key) object {
 		values := make([]any, len(words))
 		for i, word := range words {
 			values[i] = typed(word, t)
-			if word == "null" {
-				values = append(values, nil) // without quotes it is not a string
-			}
 		}
 		return orZero(object{"enum": values}, t, k)
 	case isText && isInteger:

@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/must"
-	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/node"
 )
 

@@ -24,10 +24,10 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gpu"
-	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/models"
 )
 

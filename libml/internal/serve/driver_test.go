@@ -10,9 +10,9 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml/internal/serve"
-	"github.com/penstock/penstock/libml/null"
 )
 
 func TestMain(m *testing.M) {

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/internal/serve"
-	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/libml/reference"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml/framework"
-	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/models"
 )
 
