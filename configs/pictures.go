@@ -26,11 +26,16 @@ func (r PictureRate) Interval() time.Duration {
 // PictureSize is a width and a height, written 1920x1200; empty for none.
 type PictureSize string
 
+// Size returns width and height; 0 for none.
+func (s PictureSize) Size() (width, height int) {
+	if _, err := fmt.Sscanf(string(s), "%dx%d", &width, &height); err != nil {
+		return 0, 0
+	}
+	return width, height
+}
+
 // Bytes is the size of such a picture with 4 bytes per pixel, as many as any format has; 0 for none.
 func (s PictureSize) Bytes() int {
-	var width, height int
-	if _, err := fmt.Sscanf(string(s), "%dx%d", &width, &height); err != nil {
-		return 0
-	}
+	width, height := s.Size()
 	return 4 * width * height
 }

@@ -85,9 +85,9 @@ type Aggregator struct {
 	memory []byte
 	table  Table
 	// head has room for the beginning of a camera's packet that lies in two spans. fragmentBytes is
-	// the size of the fragments of the latest picture.
-	head          []byte
-	fragmentBytes uint32
+	// the size of the fragments of the latest picture, pictureBytes that of the picture; 0: unknown.
+	head                        []byte
+	fragmentBytes, pictureBytes uint32
 	// now is the latest time that any caller has passed. Threads that wait for one lock may
 	// pass their times out of order.
 	now      int64
@@ -207,6 +207,7 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 	a.turned = newHistory(config.TurnedAwayRequests, config.Slots+config.AnsweredRequests)
 	if config.Camera != nil {
 		a.head = make([]byte, cameras.HeadBytes)
+		a.pictureBytes = uint32(config.Camera.PictureBytes())
 	}
 	words := (config.maxCount() + 63) / 64
 	bitmaps := make([]uint64, config.Slots*words)

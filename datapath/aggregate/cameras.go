@@ -77,7 +77,8 @@ func (a *Aggregator) beginPicture(k requestKey, d *ingest.Datagram, p *cameras.P
 	}
 
 	r := a.occupy(slot, k, d, client)
-	r.count, r.size = 0, 0
+	r.count, r.size, r.total = 0, 0, a.pictureBytes
+	r.extension.picture = p.Shape
 	r.stream, r.led = p.Stream, p.Part == cameras.Run
 	a.receivePacket(slot, d, p, events)
 }
@@ -99,11 +100,18 @@ func (a *Aggregator) receivePacket(slot uint32, d *ingest.Datagram, p *cameras.P
 	case p.Part == cameras.Leader && r.led:
 		a.drop(dropDuplicate, d, events)
 		return
+	case p.Bytes != 0 && r.got > 0 && uint32(p.Bytes) != r.total:
+		a.refusePicture(slot, cameras.Changed(r.total, uint32(p.Bytes)), events)
+		a.drop(dropForeign, d, events)
+		return
 	}
 
 	switch p.Part {
 	case cameras.Leader:
-		r.led, r.extension.sentAt = true, p.SentAt
+		if p.Bytes != 0 {
+			r.total, a.pictureBytes = uint32(p.Bytes), uint32(p.Bytes)
+		}
+		r.led, r.extension.sentAt, r.extension.picture = true, p.SentAt, p.Shape
 		a.stats.Fragments++
 		events.release(d)
 	case cameras.Trailer:
@@ -122,7 +130,7 @@ func (a *Aggregator) receivePacket(slot uint32, d *ingest.Datagram, p *cameras.P
 		a.heldBytes += uint64(d.Length())
 		r.spans = hold(hold(r.spans, d.First), d.Rest)
 	}
-	if r.led && int(r.got) == a.config.RequestBytes {
+	if r.led && r.got == r.total {
 		a.complete(slot, events)
 	}
 }
@@ -181,7 +189,7 @@ func (a *Aggregator) placePixels(r *request, d *ingest.Datagram, p *cameras.Pack
 // The first fragment of a picture shows that size, unless it is the last one. A picture usually has
 // fragments of the same size as the one before.
 func (a *Aggregator) placeFragment(r *request, p *cameras.Packet) (place, bytes, size uint32, ok bool) {
-	total, length, fragment := uint64(a.config.RequestBytes), uint64(p.Length), uint64(r.size)
+	total, length, fragment := uint64(r.total), uint64(p.Length), uint64(r.size)
 	if fragment == 0 {
 		fragment = length
 		if usual := uint64(a.fragmentBytes); length < usual && uint64(p.Index)*usual+length == total {
@@ -203,7 +211,7 @@ func (a *Aggregator) missing(r *request) uint16 {
 		return r.count - uint16(r.got)
 	}
 	size := cmp.Or(r.size, a.fragmentBytes, uint32(a.config.MinFragmentBytes))
-	n := (uint32(a.config.RequestBytes) - r.got + size - 1) / size
+	n := (r.total - r.got + size - 1) / size
 	if !r.led {
 		n++
 	}

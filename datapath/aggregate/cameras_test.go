@@ -68,7 +68,7 @@ func (b *harness) wantPictures(e *Events, ids ...uint32) {
 	for _, slot := range slices.Clone(e.Complete) {
 		id := b.table.requests[slot].ID
 		got = append(got, id)
-		if !bytes.Equal(b.assemble(slot), picture(id, pictureBytes)) {
+		if pixels := b.assemble(slot); !bytes.Equal(pixels, picture(id, len(pixels))) {
 			b.t.Errorf("picture %d has other pixels than the camera sent", id)
 		}
 		o, ok := b.a.Origin(slot)
@@ -505,6 +505,44 @@ func TestDamagedPictures(t *testing.T) {
 	}
 }
 
+// forAnySize is forCameras for GVSP's pictures of up to 1,000 bytes.
+func forAnySize(c *Config) {
+	forCameras(cameras.GVSP)(c)
+	c.LargestPicture, c.MaxFragments = 1000, 40
+	c.Camera = &cameras.Reader{Format: cameras.GVSP, Largest: 1000}
+}
+
+// bayer is a picture of 12 bits.
+func bayer(block uint64, height uint32) *cameratest.GVSP {
+	p := gvsp(block)
+	p.Height, p.Format, p.Pixels = height, 0x01100011, picture(uint32(block), pictureWidth*int(height)*2)
+	return p
+}
+
+// TestPicturesOfAnySize sends pictures whose leaders say their format and size.
+func TestPicturesOfAnySize(t *testing.T) {
+	onBed(t, forAnySize, func(b *harness) {
+		for block, height := range []uint32{20, 8, 30} {
+			e := b.packets(camera, bayer(uint64(block), height).Packets()...)
+			want := wire.Picture{Format: wire.FormatBayerRG12, Width: pictureWidth, Height: int(height)}
+			for _, slot := range e.Complete {
+				if r := b.table.requests[slot]; r.Picture() != want || int(r.Bytes) != pictureWidth*int(height)*2 {
+					b.t.Errorf("picture is %v of %d bytes, want %v", r.Picture(), r.Bytes, want)
+				}
+			}
+			b.wantPictures(e, uint32(block))
+		}
+		// Pixels before their leader belong to a picture like the last one.
+		late := bayer(3, 30).Packets()
+		b.wantPictures(b.packets(camera, append(late[1:], late[0])...), 3)
+		changed := bayer(4, 10).Packets()
+		b.wantAnswer(b.packets(camera, changed[1], changed[0]), 4, wire.StatusRefused, 0)
+		b.wantRefusal("the camera changed from pictures of 960 bytes to 320, and its packets arrive in another order; want one format and size")
+		b.wantAnswer(b.packets(camera, bayer(5, 32).Packets()...), 5, wire.StatusRefused, 0)
+		b.wantRefusal("the camera sends 16 x 32 BayerRG12: picture of 16 x 32 of bayer_rg12 has 1024 bytes, and the function takes at most 1000")
+	})
+}
+
 // TestCamerasShareSlots lets a camera whose pictures stay incomplete take slots while others send.
 func TestCamerasShareSlots(t *testing.T) {
 	onBed(t, forCameras(cameras.GVSP), func(b *harness) {
@@ -634,7 +672,7 @@ func BenchmarkAddPacket(b *testing.B) {
 // fuzzPackets splits bytes into packets of a few cameras and adds them. Nothing panics, and the
 // invariants hold. Each span is held by a live slot or released once, and in the end nothing is
 // left. A complete picture has all its bytes.
-func fuzzPackets(f *testing.F, format cameras.Format, packets [][]byte) {
+func fuzzPackets(f *testing.F, configure func(c *Config), packets [][]byte) {
 	var sound []byte
 	for _, p := range packets {
 		sound = append(sound, 0, byte(len(p)), byte(len(p)>>8))
@@ -642,7 +680,7 @@ func fuzzPackets(f *testing.F, format cameras.Format, packets [][]byte) {
 	}
 	f.Add(sound)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		b := newHarness(t, forCameras(format))
+		b := newHarness(t, configure)
 		for datagrams := 0; len(data) >= 3 && datagrams < 300; datagrams++ {
 			how, n := data[0], int(binary.LittleEndian.Uint16(data[1:]))
 			n = min(n, len(data)-3)
@@ -663,9 +701,13 @@ func fuzzPackets(f *testing.F, format cameras.Format, packets [][]byte) {
 }
 
 func FuzzAddGVSP(f *testing.F) {
-	fuzzPackets(f, cameras.GVSP, slices.Concat(gvsp(1).Packets(), gvsp(2).Packets()))
+	fuzzPackets(f, forCameras(cameras.GVSP), slices.Concat(gvsp(1).Packets(), gvsp(2).Packets()))
+}
+
+func FuzzAddGVSPOfAnySize(f *testing.F) {
+	fuzzPackets(f, forAnySize, slices.Concat(bayer(1, 20).Packets(), bayer(2, 8).Packets(), gvsp(3).Packets()))
 }
 
 func FuzzAddRFC4175(f *testing.F) {
-	fuzzPackets(f, cameras.RFC4175, slices.Concat(rtp(1).Packets(), rtp(2).Packets()))
+	fuzzPackets(f, forCameras(cameras.RFC4175), slices.Concat(rtp(1).Packets(), rtp(2).Packets()))
 }

@@ -121,8 +121,8 @@ func (a *Aggregator) checkPicture(r *request) error {
 		next = p.Place + uint32(p.Length)
 		got += uint32(p.Length)
 	}
-	switch whole := r.led && int(got) == a.config.RequestBytes; {
-	case got != r.got || int(next) > a.config.RequestBytes:
+	switch whole := r.led && got == r.total; {
+	case got != r.got || next > r.total:
 		return fmt.Errorf("descriptors have %d bytes up to byte %d, %d are counted", got, next, r.got)
 	case whole != (r.state == stateComplete || r.state == stateAnswered):
 		return fmt.Errorf("%d bytes, leader %v, in state %d", got, r.led, r.state)

@@ -31,7 +31,8 @@ type Config struct {
 	MinFragmentBytes int
 
 	// Camera, if set, reads the datagrams: they are those of cameras. There are no NACKs then, and
-	// answers go to AnswersTo, or nowhere if it is not valid. Camera.PictureBytes is RequestBytes.
+	// answers go to AnswersTo, or nowhere if it is not valid. Camera.Largest is LargestPicture. If that is 0, Camera.PictureBytes is
+	// RequestBytes.
 	Camera    *cameras.Reader
 	AnswersTo netip.AddrPort
 
@@ -142,9 +143,9 @@ func (c Config) Validate() error {
 		return wrong("requests of %d bytes: want 1 to 4 GiB", c.RequestBytes)
 	case c.LargestPicture < 0 || uint64(c.LargestPicture) > math.MaxUint32:
 		return wrong("pictures of %d bytes: want 0 to 4 GiB", c.LargestPicture)
-	case c.Camera != nil && c.LargestPicture > 0:
-		return wrong("pictures of up to %d bytes of a camera: want only those of the card", c.LargestPicture)
-	case c.Camera != nil && c.Camera.PictureBytes() != c.RequestBytes:
+	case c.Camera != nil && c.Camera.Largest != c.LargestPicture:
+		return wrong("pictures of up to %d bytes, and %d of a camera: want the same", c.LargestPicture, c.Camera.Largest)
+	case c.Camera != nil && c.LargestPicture == 0 && c.Camera.PictureBytes() != c.RequestBytes:
 		return wrong("pictures of %d bytes in requests of %d: want the same", c.Camera.PictureBytes(), c.RequestBytes)
 	case c.MinFragmentBytes < 1:
 		return wrong("fragments of %d bytes: want at least 1", c.MinFragmentBytes)

@@ -5,15 +5,18 @@
 // in the picture. It copies nothing and keeps nothing. The pixels stay in the slab until a process
 // gathers them.
 //
-// A camera cannot adapt its pictures to a model. Therefore a packet of a picture that the model
-// does not take yields a Refusal, which says what the camera sends.
+// A packet of a picture that the function does not take yields a Refusal, which says what the camera sends.
 //
-// The package is pure: it has no clock, no I/O and no state. Nothing allocates. Any goroutine may
+// The package is pure: it has no clock, no I/O and no state. Only refusals allocate. Any goroutine may
 // call any function. Readers accept hostile bytes: they never panic, and return one of package
 // wire's errors, whose Reason identifies a counter.
 package cameras
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/penstock/penstock/wire"
+)
 
 // Format is how a camera sends pictures.
 type Format uint8
@@ -38,16 +41,24 @@ func (f Format) String() string {
 // the headers of 100 lines.
 const HeadBytes = 640
 
-// Reader reads packets of one format. The model takes pictures of Width x Height pixels, row by
-// row, each of PixelBytes.
+// Reader reads packets of one format. The function takes pictures of Width x Height pixels, row by row, each of
+// PixelBytes. If Largest is not 0, leaders of GVSP say which pictures come, and these may have up to so many bytes.
 type Reader struct {
 	Format        Format
 	Width, Height int // pixels, 1 to 65535
 	PixelBytes    int // 1 (grey), 2 (UYVY) or 3
+	Largest       int
+	// Shape is that of RTP's pictures if they are not the card's.
+	Shape wire.Picture
 }
 
-// PictureBytes is the size of a picture.
-func (r *Reader) PictureBytes() int { return r.Width * r.Height * r.PixelBytes }
+// PictureBytes is the size of a picture; 0 if leaders say it.
+func (r *Reader) PictureBytes() int {
+	if r.Format == GVSP && r.Largest > 0 {
+		return 0
+	}
+	return r.Width * r.Height * r.PixelBytes
+}
 
 // Part is the role of a packet in its picture.
 type Part uint8
@@ -81,6 +92,9 @@ type Packet struct {
 	Offset, Length int
 	// SentAt is the camera's own time, from a leader.
 	SentAt uint64
+	// Shape is that of the picture, in leaders and runs; the zero value is the card's. Bytes is its size, if a leader says it.
+	Shape wire.Picture
+	Bytes int
 	// Refusal is set if the model does not take the picture.
 	Refusal Refusal
 }
@@ -98,9 +112,9 @@ func (r *Reader) Read(p *Packet, head []byte, packetBytes int) error {
 // Cause is the reason of a Refusal.
 type Cause uint8
 
-// The causes. A, B and C are the numbers of the Refusal.
+// The causes. A to D are the numbers of the Refusal.
 const (
-	// badPicture: the picture has A x B pixels of format C (PFNC).
+	// badPicture: the picture has A x B pixels of format C (PFNC), and D bytes beside each line.
 	badPicture Cause = iota + 1
 	// badPayload: the block holds payload of type A and no picture.
 	badPayload
@@ -122,13 +136,19 @@ const (
 	interlaced
 	// badPixelSize: a line has a part of A bytes, which is not a whole number of pixels.
 	badPixelSize
+	// changed: pixels came before the leader of a picture of B bytes. The camera's picture before had A.
+	changed
 )
+
+// Changed returns the refusal of a picture whose pixels came before the leader, which says another size than that of the picture
+// before.
+func Changed(before, after uint32) Refusal { return Refusal{Cause: changed, A: before, B: after} }
 
 // Refusal says why a model does not take a camera's picture. Reader.Explain turns it into text. The
 // zero value is no refusal.
 type Refusal struct {
-	Cause   Cause
-	A, B, C uint32
+	Cause      Cause
+	A, B, C, D uint32
 }
 
 // Explain says what the camera sends, and what the model takes.
@@ -136,6 +156,9 @@ func (r *Reader) Explain(f Refusal) string {
 	want := fmt.Sprintf("want %d x %d %s", r.Width, r.Height, r.pixelName())
 	switch f.Cause {
 	case badPicture:
+		if r.Largest > 0 {
+			return fmt.Sprintf("the camera sends %d x %d %s: %v", f.A, f.B, formatName(f.C), r.checkShape(f.C, f.A, f.B, int(f.D)))
+		}
 		return fmt.Sprintf("the camera sends %d x %d %s, %s", f.A, f.B, formatName(f.C), want)
 	case badPayload:
 		return fmt.Sprintf("the camera sends GVSP payload of type 0x%04x, want pictures (0x0001)", f.A)
@@ -155,6 +178,8 @@ func (r *Reader) Explain(f Refusal) string {
 		return fmt.Sprintf("the camera's lines end after %d pixels, %s", f.A, want)
 	case interlaced:
 		return "the camera sends interlaced video, want progressive"
+	case changed:
+		return fmt.Sprintf("the camera changed from pictures of %d bytes to %d, and its packets arrive in another order; want one format and size", f.A, f.B)
 	case badPixelSize:
 		return fmt.Sprintf("the camera sends %d bytes of a line, which are no whole pixels, %s", f.A, want)
 	}

@@ -3,6 +3,7 @@ package cameras
 import (
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -22,6 +23,7 @@ func bytesOf(t testing.TB, text string) []byte {
 var (
 	grey   = Reader{Format: GVSP, Width: 640, Height: 480, PixelBytes: 1}
 	colour = Reader{Format: GVSP, Width: 640, Height: 480, PixelBytes: 3}
+	any    = Reader{Format: GVSP, Largest: 640 * 480 * 4}
 	video  = Reader{Format: RFC4175, Width: 4, Height: 3, PixelBytes: 3}
 )
 
@@ -84,6 +86,64 @@ func TestGVSPRefusals(t *testing.T) {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 		})
+	}
+}
+
+// leaderOf is a leader of a picture.
+func leaderOf(code, width, height uint32, padding uint16) string {
+	return fmt.Sprintf("0000 0001 01000000 00000001 0102030405060708 %08x %08x %08x 00000000 00000000 %04x 0000", code, width, height, padding)
+}
+
+func TestGVSPShapes(t *testing.T) {
+	for _, row := range []struct {
+		code          uint32
+		width, height uint32
+		padding       uint16
+		want          wire.Picture
+		bytes         int
+	}{
+		{0x01080001, 3, 5, 0, wire.Picture{Format: wire.FormatGrey8, Width: 3, Height: 5}, 15},
+		{0x01080001, 3, 5, 1, wire.Picture{Format: wire.FormatGrey8, Width: 3, Height: 5, Stride: 4}, 20},
+		{0x01100005, 3, 5, 0, wire.Picture{Format: wire.FormatGrey12, Width: 3, Height: 5}, 30},
+		{0x010c0006, 4, 4, 0, wire.Picture{Format: wire.FormatGrey12Packed, Width: 4, Height: 4}, 24},
+		{0x02180014, 640, 480, 0, wire.Picture{Format: wire.FormatRGB8, Width: 640, Height: 480}, 921600},
+		{0x0210001f, 4, 4, 0, wire.Picture{Format: wire.FormatUYVY, Width: 4, Height: 4}, 32},
+		{0x01080008, 8, 4, 0, wire.Picture{Format: wire.FormatBayerRG8 + 1, Width: 8, Height: 4}, 32},
+		{0x0110000e, 8, 4, 0, wire.Picture{Format: wire.FormatBayerRG10 + 2, Width: 8, Height: 4}, 64},
+		{0x01100013, 8, 4, 0, wire.Picture{Format: wire.FormatBayerRG12 + 3, Width: 8, Height: 4}, 64},
+		{0x010c0027, 8, 4, 0, wire.Picture{Format: wire.FormatBayerRG10Packed, Width: 8, Height: 4}, 48},
+		{0x010c002d, 8, 4, 0, wire.Picture{Format: wire.FormatBayerRG12Packed + 3, Width: 8, Height: 4}, 48},
+		{0x010a0052, 8, 4, 0, wire.Picture{Format: wire.FormatBayerRG10p + 3, Width: 8, Height: 4}, 40},
+		{0x010a0058, 8, 4, 0, wire.Picture{Format: wire.FormatBayerRG10p, Width: 8, Height: 4}, 40},
+		{0x010c0055, 8, 4, 0, wire.Picture{Format: wire.FormatBayerRG12p + 2, Width: 8, Height: 4}, 48},
+	} {
+		p, err := read(&any, bytesOf(t, leaderOf(row.code, row.width, row.height, row.padding)))
+		if err != nil || p.Shape != row.want || p.Bytes != row.bytes || p.Refusal.Cause != 0 {
+			t.Errorf("%08x: %+v, %v; want %v of %d bytes", row.code, p, err, row.want, row.bytes)
+		}
+	}
+	for _, row := range []struct {
+		code          uint32
+		width, height uint32
+		padding       uint16
+		want          string
+	}{
+		{0xdeadbeef, 8, 8, 0, "the camera sends 8 x 8 pixel format 0xdeadbeef: this pixel format is not known; want Mono8 to Mono16, RGB8"},
+		{0x02200017, 8, 8, 0, "the camera sends 8 x 8 BGRa8: this pixel format is not known"},
+		{0x01080009, 1920, 1200, 0, "the camera sends 1920 x 1200 BayerRG8: picture of 1920 x 1200 of bayer_rg8 has 2304000 bytes, and the function takes at most 1228800"},
+		{0x01080001, 640, 480, 4000, "has 2227200 bytes, and the function takes at most 1228800"},
+		{0x01080009, 7, 8, 0, "want even numbers for bayer_rg8"},
+		{0x01080009, 2, 2, 0, "want at least 4 x 4 for bayer_rg8"},
+		{0x010a0058, 6, 4, 0, "the camera sends 6 x 4 BayerRG10p: lines of 6 pixels end within a byte; want a multiple of 4"},
+		{0x010c0006, 3, 4, 0, "lines of 3 pixels end within a byte; want a multiple of 2"},
+		{0x01080001, 0, 4, 0, "picture has 0 x 4 pixels"},
+		{0x01080001, 1 << 31, 1 << 31, 0, "want at most 65535 on each side"},
+		{0x01100005, 1<<32 - 1, 1<<32 - 1, 0xffff, "want at most 65535 on each side"},
+	} {
+		p, err := read(&any, bytesOf(t, leaderOf(row.code, row.width, row.height, row.padding)))
+		if got := any.Explain(p.Refusal); err != nil || !strings.Contains(got, row.want) {
+			t.Errorf("%08x: %q, %v; want %q", row.code, got, err, row.want)
+		}
 	}
 }
 
@@ -209,7 +269,7 @@ func TestLineHeaders(t *testing.T) {
 }
 
 func TestReadAllocatesNothing(t *testing.T) {
-	packets := map[*Reader][]byte{&grey: bytesOf(t, standardLeader), &video: bytesOf(t, rtp(0x80, 96, "0000 0006 0001 0001 010203040506"))}
+	packets := map[*Reader][]byte{&grey: bytesOf(t, standardLeader), &any: bytesOf(t, standardLeader), &video: bytesOf(t, rtp(0x80, 96, "0000 0006 0001 0001 010203040506"))}
 	for r, b := range packets {
 		var p Packet
 		if n := testing.AllocsPerRun(100, func() {
@@ -251,6 +311,7 @@ func FuzzGVSP(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		check(t, &grey, b)
 		check(t, &colour, b)
+		check(t, &any, b)
 	})
 }
 

@@ -1,7 +1,9 @@
 package cameras
 
 import (
+	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/penstock/penstock/wire"
@@ -49,19 +51,74 @@ const (
 	codeRGB8  = 0x02180014
 )
 
-var formatNames = map[uint32]string{
-	codeMono8: "Mono8", codeRGB8: "RGB8", 0x02180015: "BGR8", 0x02200016: "RGBa8", 0x02200017: "BGRa8",
-	0x01100003: "Mono10", 0x01100005: "Mono12", 0x01100007: "Mono16",
-	0x01080008: "BayerGR8", 0x01080009: "BayerRG8", 0x0108000a: "BayerGB8", 0x0108000b: "BayerBG8",
-	0x0210001f: "YUV422_8_UYVY", 0x02100032: "YUV422_8",
+// pixelFormat is a format of a camera. Its wire format is 0 if the sampler cannot read it.
+type pixelFormat struct {
+	name string
+	wire wire.PictureFormat
 }
+
+var pixelFormats = func() map[uint32]pixelFormat {
+	all := map[uint32]pixelFormat{
+		codeMono8: {"Mono8", wire.FormatGrey8}, 0x01100003: {"Mono10", wire.FormatGrey10}, 0x010c0004: {"Mono10Packed", wire.FormatGrey10Packed},
+		0x010a0046: {"Mono10p", wire.FormatGrey10p}, 0x01100005: {"Mono12", wire.FormatGrey12}, 0x010c0006: {"Mono12Packed", wire.FormatGrey12Packed},
+		0x010c0047: {"Mono12p", wire.FormatGrey12p}, 0x01100007: {"Mono16", wire.FormatGrey16},
+		codeRGB8: {"RGB8", wire.FormatRGB8}, 0x02180015: {"BGR8", wire.FormatBGR8}, 0x02200016: {"RGBa8", wire.FormatRGBA8}, 0x02200017: {"BGRa8", 0},
+		0x0210001f: {"YUV422_8_UYVY", wire.FormatUYVY}, 0x02100032: {"YUV422_8", wire.FormatYUYV},
+	}
+	// The orders of Bayer formats have codes in a row; those without gaps in the order of the alphabet.
+	orders := [...]struct {
+		name      string
+		order     wire.BayerOrder
+		row, spot uint32
+	}{{"GR", wire.BayerGR, 0, 4}, {"RG", wire.BayerRG, 1, 6}, {"GB", wire.BayerGB, 2, 2}, {"BG", wire.BayerBG, 3, 0}}
+	for _, o := range orders {
+		for code, f := range map[uint32]pixelFormat{
+			0x01080008 + o.row: {"8", wire.FormatBayerRG8}, 0x0110000c + o.row: {"10", wire.FormatBayerRG10}, 0x01100010 + o.row: {"12", wire.FormatBayerRG12},
+			0x010c0026 + o.row: {"10Packed", wire.FormatBayerRG10Packed}, 0x010c002a + o.row: {"12Packed", wire.FormatBayerRG12Packed},
+			0x010a0052 + o.spot: {"10p", wire.FormatBayerRG10p}, 0x010c0053 + o.spot: {"12p", wire.FormatBayerRG12p},
+		} {
+			all[code] = pixelFormat{"Bayer" + o.name + f.name, f.wire + wire.PictureFormat(o.order)}
+		}
+	}
+	return all
+}()
 
 // formatName names a code, or writes it in hex.
 func formatName(code uint32) string {
-	if name, ok := formatNames[code]; ok {
-		return name
+	if f, ok := pixelFormats[code]; ok {
+		return f.name
 	}
 	return fmt.Sprintf("pixel format 0x%08x", code)
+}
+
+// shapeOf returns the shape of a camera's picture, whose lines have so many bytes more than their pixels.
+func shapeOf(code, width, height uint32, padding int) wire.Picture {
+	p := wire.Picture{Format: pixelFormats[code].wire, Width: int(width), Height: int(height)}
+	if padding > 0 {
+		p.Stride = p.RowBytes() + padding
+	}
+	return p
+}
+
+// checkShape returns an error if the function does not take a camera's picture.
+func (r *Reader) checkShape(code, width, height uint32, padding int) error {
+	if pixelFormats[code].wire == 0 {
+		return errors.New("this pixel format is not known; want Mono8 to Mono16, RGB8, BGR8, RGBa8, YUV422_8, YUV422_8_UYVY, or Bayer of 8, 10 or 12 bits")
+	}
+	p := shapeOf(code, width, height, padding)
+	l, _ := p.Format.Layout()
+	multiple := 1
+	switch {
+	case l.Packing == wire.Tight && l.Bits == 10:
+		multiple = 4
+	case l.Packing != wire.Whole:
+		multiple = 2
+	}
+	if p.Width%multiple != 0 {
+		return fmt.Errorf("lines of %d pixels end within a byte; want a multiple of %d", p.Width, multiple)
+	}
+	size, err := p.Bytes()
+	return cmp.Or(err, p.Check(size, r.Largest))
 }
 
 // readGVSP is Read for GVSP.
@@ -124,6 +181,17 @@ func (r *Reader) readLeader(p *Packet, id uint32, body []byte) error {
 	p.SentAt = binary.BigEndian.Uint64(body[4:])
 	format, width, height := binary.BigEndian.Uint32(body[12:]), binary.BigEndian.Uint32(body[16:]), binary.BigEndian.Uint32(body[20:])
 	paddingX, paddingY := binary.BigEndian.Uint16(body[32:]), binary.BigEndian.Uint16(body[34:])
+	if r.Largest > 0 {
+		if paddingY != 0 {
+			p.Refusal = Refusal{Cause: badPadding, A: 0, B: uint32(paddingY)}
+		} else if r.checkShape(format, width, height, int(paddingX)) != nil {
+			p.Refusal = Refusal{Cause: badPicture, A: width, B: height, C: format, D: uint32(paddingX)}
+		} else {
+			p.Shape = shapeOf(format, width, height, int(paddingX))
+			p.Bytes, _ = p.Shape.Bytes()
+		}
+		return nil
+	}
 	want := uint32(codeMono8)
 	if r.PixelBytes == 3 {
 		want = codeRGB8
@@ -146,7 +214,7 @@ func (r *Reader) readTrailer(p *Packet, id uint32, body []byte) error {
 	}
 	p.Part = Trailer
 	// Some cameras do not fill in the number of lines.
-	if lines := binary.BigEndian.Uint32(body[4:]); lines != 0 && uint64(lines) != uint64(r.Height) {
+	if lines := binary.BigEndian.Uint32(body[4:]); lines != 0 && r.Largest == 0 && uint64(lines) != uint64(r.Height) {
 		p.Refusal = Refusal{Cause: badHeight, A: lines}
 	}
 	return nil

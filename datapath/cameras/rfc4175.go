@@ -36,6 +36,7 @@ func (r *Reader) readRFC4175(p *Packet, head []byte, packetBytes int) error {
 	if err != nil {
 		return err
 	}
+	p.Shape = r.Shape
 	p.Part, p.Picture, p.Stream = Run, binary.BigEndian.Uint32(head[4:]), binary.BigEndian.Uint32(head[8:])
 	at += sequenceBytes
 

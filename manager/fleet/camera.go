@@ -16,10 +16,21 @@ import (
 	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/uyvy"
+	"github.com/penstock/penstock/wire"
 )
 
-// checkCamera returns an error if a camera that sends in a format cannot send what a model takes.
-func checkCamera(format configs.Format, in *models.Input) error {
+// checkCamera returns an error if a camera that sends in a format cannot send what a function takes.
+func checkCamera(c *configs.Function, in *models.Input) error {
+	format := c.Format
+	if r := readerOf(c, in); r != nil && r.Largest > 0 && len(in.Parts) == 0 {
+		if r.Format == cameras.RFC4175 {
+			if max(r.Width, r.Height) > maxCameraSide {
+				return fmt.Errorf("is %s, and max_picture is %s; want at most %d on each side", format, c.MaxPicture, maxCameraSide)
+			}
+			return r.Shape.Check(r.PictureBytes(), r.Largest)
+		}
+		return nil
+	}
 	channels, wanted := []int{3}, "3"
 	if format == configs.FormatGVSP {
 		channels, wanted = []int{1, 3}, "1 or 3"
@@ -49,15 +60,24 @@ const uyvyBytes = 2
 const maxCameraSide = 1<<15 - 1
 
 // readerOf returns the reader of a camera's packets; nil for Penstock's protocol.
-func readerOf(format configs.Format, in *models.Input) *cameras.Reader {
+func readerOf(c *configs.Function, in *models.Input) *cameras.Reader {
 	r := &cameras.Reader{Format: cameras.RFC4175, Width: in.Width, Height: in.Height, PixelBytes: in.Channels}
-	switch format {
+	if r.Largest = c.MaxPicture.Bytes(); r.Largest > 0 {
+		r.Width, r.Height = c.MaxPicture.Size()
+		r.PixelBytes, r.Shape = 3, wire.Picture{Format: wire.FormatRGB8, Width: r.Width, Height: r.Height}
+	}
+	switch c.Format {
 	case "":
 		return nil
 	case configs.FormatGVSP:
-		r.Format = cameras.GVSP
+		r.Format, r.Shape = cameras.GVSP, wire.Picture{}
+	case configs.FormatRFC4175BGR:
+		r.Shape.Format = wire.FormatBGR8
 	case configs.FormatRFC4175UYVY:
-		r.PixelBytes = uyvyBytes
+		r.PixelBytes, r.Shape.Format = uyvyBytes, wire.FormatUYVY
+	}
+	if r.Largest == 0 {
+		r.Shape = wire.Picture{}
 	}
 	return r
 }
@@ -89,9 +109,12 @@ func (c *camera) status(config *configs.Function, requests *aggregate.Stats, log
 
 // wireCard returns a card as the processes need it: its picture as it arrives. A camera may send the
 // channels in reverse order, which costs the gather nothing, or UYVY.
-func wireCard(format configs.Format, card *models.Card) *models.Card {
+func wireCard(c *configs.Function, card *models.Card) *models.Card {
 	changed := *card
-	switch format {
+	if c.MaxPicture != "" {
+		return card // each request says its format
+	}
+	switch c.Format {
 	case configs.FormatRFC4175BGR:
 		changed.Input.ReverseChannels = !card.Input.ReverseChannels
 	case configs.FormatRFC4175UYVY:
@@ -126,7 +149,7 @@ type camera struct {
 // maxMinFragment is the max of the min size of a fragment. A camera may send each line of a picture
 // in a packet, however short the lines are.
 func (c *camera) maxMinFragment() int {
-	if c == nil {
+	if c == nil || c.Format == cameras.GVSP && c.Largest > 0 {
 		return math.MaxInt
 	}
 	return c.Width * c.PixelBytes

@@ -31,22 +31,28 @@ func TestCheckCamera(t *testing.T) {
 		format configs.Format
 		input  models.Input
 		want   string
+
+		largest configs.PictureSize
 	}{
-		{"no camera", "", floats, ""},
-		{"Mono8", configs.FormatGVSP, input(1), ""},
-		{"RGB8", configs.FormatGVSP, input(3), ""},
-		{"RGB over RTP", configs.FormatRFC4175, input(3), ""},
-		{"BGR over RTP", configs.FormatRFC4175BGR, input(3), ""},
-		{"UYVY over RTP", configs.FormatRFC4175UYVY, input(3), ""},
-		{"odd lines of UYVY", configs.FormatRFC4175UYVY, odd, "takes lines of 15 pixels; want an even number"},
-		{"grey over RTP", configs.FormatRFC4175, input(1), "is rfc4175, and the model takes 1 channels; want a model with 3"},
-		{"four channels", configs.FormatGVSP, input(4), "is gvsp, and the model takes 4 channels; want a model with 1 or 3"},
-		{"planes", configs.FormatGVSP, planes, "want a card with `wire: {type: u8, layout: hwc}`"},
-		{"floats", configs.FormatGVSP, floats, "want a card with `wire: {type: u8, layout: hwc}`"},
-		{"too wide", configs.FormatRFC4175, wide, "takes 32768 x 8 pixels; want at most 32767 on each side"},
+		{"no camera", "", floats, "", ""},
+		{"Mono8", configs.FormatGVSP, input(1), "", ""},
+		{"RGB8", configs.FormatGVSP, input(3), "", ""},
+		{"RGB over RTP", configs.FormatRFC4175, input(3), "", ""},
+		{"BGR over RTP", configs.FormatRFC4175BGR, input(3), "", ""},
+		{"UYVY over RTP", configs.FormatRFC4175UYVY, input(3), "", ""},
+		{"odd lines of UYVY", configs.FormatRFC4175UYVY, odd, "takes lines of 15 pixels; want an even number", ""},
+		{"grey over RTP", configs.FormatRFC4175, input(1), "is rfc4175, and the model takes 1 channels; want a model with 3", ""},
+		{"four channels", configs.FormatGVSP, input(4), "is gvsp, and the model takes 4 channels; want a model with 1 or 3", ""},
+		{"planes", configs.FormatGVSP, planes, "want a card with `wire: {type: u8, layout: hwc}`", ""},
+		{"floats", configs.FormatGVSP, floats, "want a card with `wire: {type: u8, layout: hwc}`", ""},
+		{"too wide", configs.FormatRFC4175, wide, "takes 32768 x 8 pixels; want at most 32767 on each side", ""},
+		{"any picture", configs.FormatGVSP, wide, "", "640x480"},
+		{"any picture over RTP", configs.FormatRFC4175UYVY, odd, "", "640x480"},
+		{"odd lines over RTP", configs.FormatRFC4175UYVY, input(3), "641 x 480 pixels, want even numbers for uyvy", "641x480"},
+		{"too wide over RTP", configs.FormatRFC4175, input(3), "max_picture is 32768x8; want at most 32767", "32768x8"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			err := checkCamera(row.format, &row.input)
+			err := checkCamera(&configs.Function{Format: row.format, MaxPicture: row.largest}, &row.input)
 			if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
 				t.Errorf("error %v, want %q", err, row.want)
 			}
@@ -61,10 +67,10 @@ func TestWireCard(t *testing.T) {
 		card.Input.ReverseChannels = reverse
 		for _, format := range []configs.Format{"", configs.FormatGVSP, configs.FormatRFC4175, configs.FormatRFC4175BGR, configs.FormatRFC4175UYVY} {
 			bgr := format == configs.FormatRFC4175BGR
-			if wireCard(format, card).Input.UYVY != (format == configs.FormatRFC4175UYVY) {
+			if wireCard(&configs.Function{Format: format}, card).Input.UYVY != (format == configs.FormatRFC4175UYVY) {
 				t.Errorf("%s: UYVY is wrong", format)
 			}
-			if got := wireCard(format, card).Input.ReverseChannels; got != (reverse != bgr) {
+			if got := wireCard(&configs.Function{Format: format}, card).Input.ReverseChannels; got != (reverse != bgr) {
 				t.Errorf("%s, card %v: reverse_channels is %v", format, reverse, got)
 			}
 		}

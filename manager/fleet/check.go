@@ -46,7 +46,7 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 	if err := checkMember(cfg, c.Worker, card); err != nil {
 		return nil, &Problem{Key: "worker", Err: err}
 	}
-	if err := checkCamera(c.Format, &card.Input); err != nil {
+	if err := checkCamera(&c, &card.Input); err != nil {
 		return nil, &Problem{Key: "format", Err: err}
 	}
 	switch {

@@ -76,7 +76,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 			f.close()
 		}
 	}()
-	reader := readerOf(c.Format, &card.Input)
+	reader := readerOf(&c, &card.Input)
 	if reader != nil {
 		f.camera = &camera{Reader: reader}
 	}
@@ -87,7 +87,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 	f.port, err = datapath.NewPort(sources, datapath.Options{
 		Name:             c.Name,
 		Queues:           c.Instances,
-		RequestBytes:     wireCard(c.Format, card).Input.WireBytes(),
+		RequestBytes:     wireCard(&c, card).Input.WireBytes(),
 		LargestPicture:   c.MaxPicture.Bytes(),
 		ResultBytes:      card.ResultBytes(),
 		MinFragmentBytes: min(minFragmentBytes, card.Input.WireBytes(), f.camera.maxMinFragment()),
@@ -138,8 +138,6 @@ func checkMaxPicture(c *configs.Function, card *models.Card) error {
 	switch size := c.MaxPicture.Bytes(); {
 	case size == 0:
 		return nil
-	case c.Format != "":
-		return fmt.Errorf("is %s, and the format %s is for cameras; delete one of the keys", c.MaxPicture, c.Format)
 	case !card.Input.IsPicture():
 		return fmt.Errorf("is %s, and model %s takes %d channels of %s; want a model that takes pictures (u8, 1 or 3 channels), or leave the key out", c.MaxPicture, card.Name, card.Input.Channels, card.Input.WireType)
 	case size > maxRequestBytes:

@@ -125,13 +125,13 @@ func (f *function) takes(card *models.Card, want configs.Function) error {
 	if err := checkMember(&f.fleet.cfg, want.Worker, card); err != nil {
 		return fmt.Errorf("replace model of %s: worker %w", f.name, err)
 	}
-	if err := checkCamera(f.config.Format, &card.Input); err != nil {
+	if err := checkCamera(&f.config, &card.Input); err != nil {
 		return fmt.Errorf("replace model of %s: format %w", f.name, err)
 	}
 	if err := checkMaxPicture(&f.config, card); err != nil {
 		return fmt.Errorf("replace model of %s: max_picture %w", f.name, err)
 	}
-	if f.camera != nil && *readerOf(f.config.Format, &card.Input) != *f.camera.Reader {
+	if f.camera != nil && *readerOf(&f.config, &card.Input) != *f.camera.Reader {
 		in := &card.Input
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d x %d x %d, and the camera sends %d x %d x %d; add it as another function",
 			f.name, card.Name, in.Height, in.Width, in.Channels, f.camera.Height, f.camera.Width, f.camera.PixelBytes)

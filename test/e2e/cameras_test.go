@@ -377,10 +377,17 @@ func TestCameraAravis(t *testing.T) {
 	card, colour := cameraCard(t, 1), cameraCard(t, 3)
 	known := map[float32]bool{}
 	for _, frame := range ramps() {
-		known[nodetest.Digest(frame)] = true
+		var rgb []byte
+		for _, grey := range frame {
+			rgb = append(rgb, grey, grey, grey)
+		}
+		known[nodetest.Digest(frame)], known[nodetest.Digest(rgb)] = true, true
 	}
 	config := func(to, model string) string {
 		return fmt.Sprintf("aggregate: {deadline: 200ms}\nfunctions: [{name: cam, model: %s, port: 0, format: gvsp, answers_to: \"%s\"}]\n", model, to)
+	}
+	anySize := func(to string) string {
+		return strings.Replace(config(to, colour), "gvsp,", "gvsp, max_picture: 64x48,", 1)
 	}
 	// await waits for so many answers with each status.
 	await := func(t *testing.T, answers <-chan cameraAnswer, want map[string]int) {
@@ -415,6 +422,11 @@ func TestCameraAravis(t *testing.T) {
 		if f, err := nd.Function("cam"); err != nil || f.Camera.Incomplete == 0 || f.Lost != 0 {
 			t.Errorf("%v; status is %+v", err, f.Camera)
 		}
+	})
+	t.Run("any pixel format", func(t *testing.T) {
+		to, answers := answersAt(t)
+		fakeCamera(t, start(t, anySize(to)), "cam", 0)
+		await(t, answers, map[string]int{"ok": 30})
 	})
 	t.Run("another pixel format", func(t *testing.T) {
 		to, answers := answersAt(t)
