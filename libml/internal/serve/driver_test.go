@@ -3,6 +3,7 @@
 package serve_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml/internal/serve"
+	"github.com/penstock/penstock/models"
 )
 
 func TestMain(m *testing.M) {
@@ -27,7 +29,19 @@ func TestGPUReference(t *testing.T) {
 	must.OK(t, err)
 	split, err := d.Split()
 	must.OK(t, err)
-	answersAsTheReference(t, func(pictures [][]byte) [][]byte {
-		return serve.GPUAnswers(t, d.UUID(), split.GroupSMs(), card(), build(null.Behaviour{Spin: 100 * time.Microsecond}), pictures)
-	})
+	detector := card()
+	detector.Outputs = []models.Tensor{{Name: "scores", Type: models.F32, Shape: []int64{64, 1}}, {Name: "boxes", Type: models.F32, Shape: []int64{64, 8}}}
+	detector.Decoder = models.Decoder{Name: "boxes", Params: map[string]any{
+		"style": "dfl", "size": int64(8), "bins": int64(2), "iou_threshold": 1.0, "max_boxes": int64(5),
+		"levels": []any{map[string]any{"stride": int64(1), "classes": "scores", "boxes": "boxes"}},
+	}}
+	for kernel, card := range map[string]*models.Card{"fetch": card(), "collect": detector} {
+		cudafake.Reset()
+		answersAsTheReference(t, card, func(pictures [][]byte) [][]byte {
+			return serve.GPUAnswers(t, d.UUID(), split.GroupSMs(), card, build(null.Behaviour{Spin: 100 * time.Microsecond}), pictures)
+		})
+		if !slices.ContainsFunc(cudafake.Launches(), func(l cudafake.Launch) bool { return l.Name == kernel }) {
+			t.Errorf("the kernel %s did not run", kernel)
+		}
+	}
 }

@@ -36,22 +36,22 @@ func build(b null.Behaviour) framework.Build {
 
 // A batch changes when an answer comes, but never its content.
 func TestReference(t *testing.T) {
-	answersAsTheReference(t, func(pictures [][]byte) [][]byte {
+	answersAsTheReference(t, card(), func(pictures [][]byte) [][]byte {
 		return serve.Answers(t, card(), build(null.Behaviour{}), pictures)
 	})
 }
 
-func answersAsTheReference(t *testing.T, answers func(pictures [][]byte) [][]byte) {
+func answersAsTheReference(t *testing.T, card *models.Card, answers func(pictures [][]byte) [][]byte) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	pictures := make([][]byte, 40)
 	for i := range pictures {
-		pictures[i] = make([]byte, card().Input.WireBytes())
+		pictures[i] = make([]byte, card.Input.WireBytes())
 		for j := range pictures[i] {
 			pictures[i][j] = byte(random.Uint32())
 		}
 	}
-	reference, err := reference.New(card(), build(null.Behaviour{}))
+	reference, err := reference.New(card, build(null.Behaviour{}))
 	must.OK(t, err)
 	defer func() {
 		if err := reference.Close(); err != nil {
@@ -60,7 +60,7 @@ func answersAsTheReference(t *testing.T, answers func(pictures [][]byte) [][]byt
 	}()
 	for i, got := range answers(pictures) {
 		want, kind, err := reference.Answer(pictures[i])
-		if err != nil || wire.Kind(kind) != wire.KindTensors || len(want) != card().ResultBytes() {
+		if err != nil || wire.Kind(kind) != card.Kind() || len(want) != card.ResultBytes() {
 			t.Fatalf("the reference answers %d bytes of kind %d, %v", len(want), kind, err)
 		}
 		if !bytes.Equal(got, want) {
