@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/models/uyvy"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -23,7 +22,6 @@ type cursor struct {
 	pixel, channel int // of the next wire element
 	part           [4]byte
 	parts          int // bytes in part, of a wire element that was cut
-	rgb            [6 * uyvyPairs]byte
 }
 
 // kernel converts the next bytes of a picture to an image. It may assume that
@@ -39,12 +37,6 @@ var ErrInput = errors.New("input cannot be gathered")
 func newKernel(in *models.Input) (kernel, error) {
 	if err := check(in); err != nil {
 		return nil, err
-	}
-	if in.UYVY {
-		converted := *in
-		converted.UYVY = false
-		rgb, err := newKernel(&converted)
-		return uyvyKernel{rgb}, err
 	}
 	p := newPlan(in)
 	if p.flat && !p.normalise && in.WireType == in.TensorType {
@@ -83,8 +75,6 @@ func check(in *models.Input) error {
 		return fmt.Errorf("%w: wire layout %q", ErrInput, in.WireLayout)
 	case in.TensorLayout != models.HWC && in.TensorLayout != models.CHW:
 		return fmt.Errorf("%w: tensor layout %q", ErrInput, in.TensorLayout)
-	case in.UYVY && (in.WireType != models.U8 || in.WireLayout != models.HWC || in.Channels != 3 || in.Width%2 != 0):
-		return fmt.Errorf("%w: UYVY for %d channels of %s, width %d", ErrInput, in.Channels, in.WireType, in.Width)
 	case in.Height < 1 || in.Width < 1 || in.Channels < 1:
 		return fmt.Errorf("%w: %d x %d, %d channels", ErrInput, in.Height, in.Width, in.Channels)
 	case float64(in.Height)*float64(in.Width)*float64(in.Channels)*4 > math.MaxUint32:
@@ -200,38 +190,6 @@ type copyKernel struct{}
 func (k copyKernel) feed(dst []byte, at *cursor, src []byte) {
 	copy(dst[at.pixel:], src)
 	at.pixel += len(src)
-}
-
-// uyvyKernel serves UYVY pictures: another kernel converts their RGB.
-type uyvyKernel struct{ rgb kernel }
-
-// uyvyPairs is how many pairs of pixels are converted at a time.
-const uyvyPairs = 64
-
-func (k uyvyKernel) feed(dst []byte, at *cursor, src []byte) {
-	if at.parts > 0 {
-		n := copy(at.part[at.parts:], src)
-		at.parts += n
-		src = src[n:]
-		if at.parts < len(at.part) {
-			return
-		}
-		at.parts = 0
-		k.convert(dst, at, at.part[:])
-	}
-	for len(src) >= len(at.part) {
-		n := min(len(src)/len(at.part), uyvyPairs) * len(at.part)
-		k.convert(dst, at, src[:n])
-		src = src[n:]
-	}
-	at.parts = copy(at.part[:], src)
-}
-
-// convert converts whole pairs of pixels, at most uyvyPairs.
-func (k uyvyKernel) convert(dst []byte, at *cursor, src []byte) {
-	rgb := at.rgb[:len(src)/2*3]
-	uyvy.ToRGB(rgb, src)
-	k.rgb.feed(dst, at, rgb)
 }
 
 // tableKernel serves u8 pictures. For each channel it computes the results of

@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/models/uyvy"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -57,13 +56,10 @@ func TestGatherPackets(t *testing.T) {
 		in := devicetest.Inputs().Draw(t, "input")
 		kind := rapid.SampledFrom(models.PictureTypes)
 		in.TensorType = models.DType(kind.Draw(t, "tensor"))
-		if in.WireType = models.DType(kind.Draw(t, "wire")); in.UYVY || in.WireType.IsFloat() { // random bytes are NaNs, too
+		if in.WireType = models.DType(kind.Draw(t, "wire")); in.WireType.IsFloat() { // random bytes are NaNs, too
 			in.WireType = models.U8
 		}
 		in.Height, in.Width = rapid.IntRange(1, 64).Draw(t, "rows"), rapid.IntRange(1, 64).Draw(t, "columns")
-		if in.UYVY {
-			in.Width *= 2
-		}
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		picture := make([]byte, in.WireBytes())
 		for i := range picture {
@@ -297,48 +293,6 @@ func BenchmarkGather(b *testing.B) {
 				copy(dst, src)
 			}
 		})
-	}
-}
-
-// TestUYVY gathers UYVY pictures from fragments of all sizes. The tensor is that of the same picture
-// in RGB, and gathering allocates nothing.
-func TestUYVY(t *testing.T) {
-	in := models.Input{
-		Height: 6, Width: 10, Channels: 3, WireType: models.U8, WireLayout: models.HWC,
-		TensorType: models.F32, TensorLayout: models.CHW, ReverseChannels: true,
-		Mean: []float32{1, 2, 3}, Std: []float32{4, 5, 6},
-	}
-	slab := make([]byte, 2*in.Height*in.Width)
-	for i := range slab {
-		slab[i] = byte(i*37 + i>>3)
-	}
-	rgb := make([]byte, in.WireBytes())
-	uyvy.ToRGB(rgb, slab)
-	want, got := make([]byte, in.TensorBytes()), make([]byte, in.TensorBytes())
-	must.OK(t, Direct(in, rgb, want))
-
-	in.UYVY = true
-	d, err := New(in, [][]byte{slab})
-	must.OK(t, err)
-	for size := 1; size <= len(slab); size++ {
-		var fragments []shm.Fragment
-		for at := 0; at < len(slab); at += size {
-			fragments = append(fragments, shm.Fragment{Offset: uint64(at), Place: uint32(at), Length: uint16(min(size, len(slab)-at))})
-		}
-		requests := []device.Request{{Fragments: fragments, Bytes: uint32(len(slab))}}
-		clear(got)
-		if err := d.Gather(0, device.HostBuffer(got), requests, make([]bool, 1)); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("fragments of %d bytes: %v; the tensor is not that of the RGB picture", size, err)
-		}
-		refused := make([]bool, 1)
-		if n := testing.AllocsPerRun(10, func() { d.Gather(0, device.HostBuffer(got), requests, refused) }); n != 0 {
-			t.Fatalf("fragments of %d bytes: %v allocations", size, n)
-		}
-	}
-
-	in.Width = 9
-	if _, err := New(in, nil); !errors.Is(err, ErrInput) {
-		t.Errorf("odd width: %v, want %v", err, ErrInput)
 	}
 }
 

@@ -54,7 +54,10 @@ type Request struct {
 // Sampled returns the request's picture with its stride if it must be sampled: its format or size is not the card's. Otherwise
 // the result is zero, and the request has the bytes of the card.
 func (r *Request) Sampled(in *models.Input) (p wire.Picture, err error) {
-	if p = r.Picture; p.Format != 0 && p.Stride == 0 {
+	if p = r.Picture; p.Format == 0 && in.UYVY {
+		p = wire.Picture{Format: wire.FormatUYVY, Width: in.Width, Height: in.Height}
+	}
+	if p.Format != 0 && p.Stride == 0 {
 		p.Stride = p.RowBytes()
 	}
 	if p.Format == 0 || p == plain(in) {
@@ -77,7 +80,7 @@ func (r *Request) Sampled(in *models.Input) (p wire.Picture, err error) {
 
 // plain returns the card's picture in the words of requests. Without a format there is none.
 func plain(in *models.Input) (p wire.Picture) {
-	if in.IsPicture() && !in.UYVY && (in.WireLayout == models.HWC || in.Channels == 1) {
+	if in.IsPicture() && (in.WireLayout == models.HWC || in.Channels == 1) {
 		p = wire.Picture{Format: wire.FormatRGB8, Width: in.Width, Height: in.Height}
 		if in.Channels == 1 {
 			p.Format = wire.FormatGrey8

@@ -202,8 +202,7 @@ static __device__ __forceinline__ u32 byte(float f) {  // ties to even, saturate
 
 // ---- elements, as bits
 
-// UYVY is only on the wire: an element has two pixels.
-enum { U8, F16, F32, UYVY };
+enum { U8, F16, F32 };
 
 template <int T> struct Element;
 template <> struct Element<U8> { typedef u8 type; };
@@ -422,41 +421,7 @@ static __device__ __forceinline__ u32 assemble(const Batch &b, const Piece &p, c
   return raw;
 }
 
-template <int T> static __device__ __forceinline__ void store2(typename Element<T>::type *to, u32 a, u32 b) {
-  if (T == U8) {
-    asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"((u16)(a | b << 8)) : "memory");
-  } else if (T == F16) {
-    asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(a | b << 16) : "memory");
-  } else {
-    asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(a), "r"(b) : "memory");
-  }
-}
-
 static __device__ __forceinline__ u32 clamp(int v) { return v < 0 ? 0 : v > 255 ? 255 : v; }
-
-// putPair converts two pixels of UYVY to RGB, as models/uyvy does, and the RGB to elements. Pictures
-// have an even number of pixels, so both elements of a plane are one aligned store.
-template <int T, u32 HOW>
-static __device__ __forceinline__ void putPair(const Batch &b, typename Element<T>::type *image, u32 pair, u32 raw) {
-  int u = (int)(raw & 0xff) - 128, v = (int)(raw >> 16 & 0xff) - 128;
-  u32 e[6];
-#pragma unroll
-  for (u32 i = 0; i < 2; i++) {
-    int luma = 298 * ((int)(raw >> (16 * i + 8) & 0xff) - 16) + 128;
-    u32 rgb[3] = {clamp((luma + 409 * v) >> 8), clamp((luma - 100 * u - 208 * v) >> 8), clamp((luma + 516 * u) >> 8)};
-#pragma unroll
-    for (u32 c = 0; c < 3; c++) e[3 * i + c] = convert<U8, T>(rgb[c], HOW, b.three[c]);
-  }
-  if (b.stride == 1) {
-#pragma unroll
-    for (u32 c = 0; c < 3; c++) store2<T>(image + b.three[c].base + pair * 2, e[c], e[c + 3]);
-  } else {
-    bool turned = b.three[0].base;
-    store2<T>(image + pair * 6, turned ? e[2] : e[0], e[1]);
-    store2<T>(image + pair * 6 + 2, turned ? e[0] : e[2], turned ? e[5] : e[3]);
-    store2<T>(image + pair * 6 + 4, e[4], turned ? e[3] : e[5]);
-  }
-}
 
 // Any input, one element per thread.
 template <int W, int T>
@@ -465,16 +430,10 @@ static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, co
   const u32 size = W == U8 ? 1 : W == F16 ? 2 : 4;
   E *image = (E *)b.tensor + (u64)p.image * b.elements;
   auto put = [&](u32 e, u32 raw) {
-    if constexpr (W == UYVY) {
-      if (b.normalise == MULTIPLY) putPair<T, MULTIPLY>(b, image, e, raw);
-      else if (b.normalise == DIVIDE) putPair<T, DIVIDE>(b, image, e, raw);
-      else putPair<T, AS_IT_IS>(b, image, e, raw);
-    } else {
-      u32 q = (u64)e * b.magic >> b.shift, r = e - q * (b.planar ? b.pixels : b.channels);
-      u32 c = b.planar ? q : r, pixel = b.planar ? r : q;
-      const Channel ch = b.channel[c];
-      image[ch.base + pixel * b.stride] = (E)convert<W, T>(raw, b.normalise, ch);
-    }
+    u32 q = (u64)e * b.magic >> b.shift, r = e - q * (b.planar ? b.pixels : b.channels);
+    u32 c = b.planar ? q : r, pixel = b.planar ? r : q;
+    const Channel ch = b.channel[c];
+    image[ch.base + pixel * b.stride] = (E)convert<W, T>(raw, b.normalise, ch);
   };
   // The first element that begins in the piece, and the first that does not end in it.
   u32 end = p.place + p.length, first = (p.place + size - 1) / size, last = end / size;
@@ -530,9 +489,6 @@ ANY(gather_any_f16_f32, F16, F32)
 ANY(gather_any_f32_u8, F32, U8)
 ANY(gather_any_f32_f16, F32, F16)
 ANY(gather_any_f32_f32, F32, F32)
-ANY(gather_any_uyvy_u8, UYVY, U8)
-ANY(gather_any_uyvy_f16, UYVY, F16)
-ANY(gather_any_uyvy_f32, UYVY, F32)
 
 // ---- pictures of any size and format
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/devicetest"
@@ -101,9 +100,6 @@ func ptxInputs(random *rand.Rand) (inputs []models.Input) {
 				for _, std := range [][]float32{nil, {0.58395, 0.5712, 0.57375}, {0.58395, 0.5712, 1e-38}} { // as it is, multiplied, divided
 					in.Width, in.ReverseChannels = 2+2*random.IntN(14), random.IntN(2) == 0
 					in.Height, in.Mean, in.Std = 4+4*random.IntN(3), nil, nil
-					if in.UYVY {
-						in.Height += random.IntN(4)
-					}
 					if std != nil && in.Channels <= len(std) {
 						in.Mean, in.Std = []float32{123.675, 116.28, 103.53}[:in.Channels], std[:in.Channels]
 					}
@@ -119,9 +115,6 @@ func ptxInputs(random *rand.Rand) (inputs []models.Input) {
 			}
 		}
 	}
-	in = models.Input{WireType: models.U8, WireLayout: models.HWC, Channels: 3, UYVY: true}
-	add()
-	add()
 	return inputs
 }
 
@@ -129,7 +122,7 @@ func ptxInputs(random *rand.Rand) (inputs []models.Input) {
 // needs a second for thousands of them.
 func longestFragments(random *rand.Rand, in *models.Input) []int {
 	long := []int{60, 300, 1450, FragmentBytes}[random.IntN(4)]
-	if in.UYVY || in.WireBytes() <= 600 {
+	if in.WireBytes() <= 600 {
 		return []int{1 + random.IntN(8), long}
 	}
 	return []int{long}
@@ -179,43 +172,11 @@ func gatherByPTX(random *rand.Rand, in models.Input, name string, longest int) e
 	return nil
 }
 
-// TestPTXUYVYPixels converts all pairs of pixels whose four bytes are near a clamp or the middle, and
-// random ones.
-func TestPTXUYVYPixels(t *testing.T) {
-	values := []byte{0, 1, 15, 16, 17, 90, 127, 128, 129, 166, 234, 235, 236, 240, 254, 255}
-	in := models.Input{
-		Height: len(values) * len(values), Width: 2 * len(values) * len(values), Channels: 3, UYVY: true,
-		WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
-	}
-	var picture []byte
-	for _, u := range values {
-		for _, v := range values {
-			for _, y0 := range values {
-				for _, y1 := range values {
-					picture = append(picture, u, y0, v, y1)
-				}
-			}
-		}
-	}
-	g, err := newGathering(in, kernelOf(&in), len(picture), 1)
-	must.OK(t, err)
-	const length = 1441 // a packet's payload, made odd
-	for place := 0; place < len(picture); place += length {
-		g.add(Descriptor{Offset: uint64(place), Place: uint32(place), Length: uint16(min(length, len(picture)-place))})
-	}
-	copy(g.slab, picture)
-	must.OK(t, g.run(1))
-	if !slices.Equal(g.tensor, devicetest.Reference(in, picture)) {
-		t.Error("the kernel's colours differ from those of models/uyvy")
-	}
-}
-
-// TestPTXBadDescriptors runs UYVY kernels with descriptors that a broken host might send. A kernel
+// TestPTXBadDescriptors runs a kernel with descriptors that a broken host might send. A kernel
 // accesses only its own memory and reports the descriptor.
 func TestPTXBadDescriptors(t *testing.T) {
 	in := models.Input{
-		Height: 3, Width: 10, Channels: 3, WireType: models.U8, WireLayout: models.HWC, UYVY: true,
-		TensorType: models.F16, TensorLayout: models.CHW,
+		Height: 3, Width: 10, Channels: 3, WireType: models.F16, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW,
 	}
 	const slabBytes = 4096
 	size := in.WireBytes()
@@ -242,6 +203,6 @@ func TestPTXBadDescriptors(t *testing.T) {
 	g.add(Descriptor{Length: 7})
 	must.OK(t, g.run(blocks))
 	if err := FaultError(binary.LittleEndian.Uint64(g.fault)); !errors.Is(err, ErrDescriptor) || !errors.Is(err, faultReasons[6]) {
-		t.Errorf("a pair of pixels without its end: %v", err)
+		t.Errorf("an element without its end: %v", err)
 	}
 }

@@ -32,8 +32,11 @@ const minRoom = 32 << 20
 
 // RoomBytes is how much device memory a batch in flight takes for pictures of other formats and sizes than the card's. The
 // largest has this many bytes; 0: there are none.
-func RoomBytes(largest int) int {
-	if largest == 0 {
+func RoomBytes(in *models.Input, largest int) int {
+	if in.UYVY {
+		largest = max(largest, in.WireBytes())
+	}
+	if largest == 0 || !in.IsPicture() {
 		return 0
 	}
 	return models.Aligned(max(largest, minRoom))
@@ -41,17 +44,18 @@ func RoomBytes(largest int) int {
 
 // newPictures loads the kernels and allocates the rooms. It returns nil if the device takes only the card's pictures.
 func newPictures(d *Device, largest int) (_ *pictures, err error) {
-	if largest == 0 || d.copy || !d.in.IsPicture() {
+	room := RoomBytes(&d.in, largest)
+	if room == 0 || d.copy {
 		return nil, nil
 	}
-	p := &pictures{room: RoomBytes(largest), head: newSamplingHead(&d.in)}
+	p := &pictures{room: room, head: newSamplingHead(&d.in)}
 	defer func() {
 		if err != nil {
 			p.close(d, &firstError{})
 		}
 	}()
-	room := models.Input{Height: 1, Width: p.room, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC}
-	if p.gather, err = newKernel(d.context, room, copyKernel); err != nil {
+	bytes := models.Input{Height: 1, Width: room, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC}
+	if p.gather, err = newKernel(d.context, bytes, copyKernel); err != nil {
 		return nil, err
 	}
 	if p.module, err = loadModule(d.context, "sample"); err != nil {
@@ -60,7 +64,7 @@ func newPictures(d *Device, largest int) (_ *pictures, err error) {
 	if p.sample, err = p.module.Function("sample"); err != nil {
 		return nil, err
 	}
-	p.memory, err = d.context.Allocate(d.inFlight * p.room)
+	p.memory, err = d.context.Allocate(d.inFlight * room)
 	return p, err
 }
 

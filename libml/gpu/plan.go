@@ -92,8 +92,7 @@ func cut(memory []byte, n int, fragments []shm.Fragment, image, begin int) (next
 }
 
 // cutOne writes one fragment's descriptors. It cuts a long fragment only between elements
-// and pixels. An element of a picture has 1, 2 or 4 bytes, and two pixels of UYVY have
-// 4. A pixel of three channels has 3, 6 or 12.
+// and pixels. An element of a picture has 1, 2 or 4 bytes. A pixel of three channels has 3, 6 or 12.
 func cutOne(memory []byte, n int, p shm.Fragment, image, begin int) (next int, ok bool) {
 	const whole = 12
 	offset, place, left := p.Offset, p.Place, int(p.Length)
@@ -239,8 +238,6 @@ const copyKernel = "gather_copy"
 // kernelOf names the fastest kernel for an input.
 func kernelOf(in *models.Input) string {
 	switch {
-	case in.UYVY:
-		return anyKernel(in)
 	case in.WireType == in.TensorType && len(in.Mean) == 0 &&
 		(in.Channels == 1 || in.WireLayout == in.TensorLayout && !in.ReverseChannels):
 		return copyKernel
@@ -255,11 +252,7 @@ func kernelOf(in *models.Input) string {
 
 // anyKernel names the kernel that takes every input of these types.
 func anyKernel(in *models.Input) string {
-	wire := string(in.WireType)
-	if in.UYVY {
-		wire = "uyvy"
-	}
-	return "gather_any_" + wire + "_" + string(in.TensorType)
+	return "gather_any_" + string(in.WireType) + "_" + string(in.TensorType)
 }
 
 // division returns factors for e / d as e * magic >> shift, in 64 bits. e is below

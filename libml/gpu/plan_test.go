@@ -46,13 +46,10 @@ func TestKernelChoice(t *testing.T) {
 	turned.ReverseChannels = true
 	normal := sized(4, 4, 1, models.F32, models.HWC, models.F32, models.HWC)
 	normal.Mean, normal.Std = []float32{1}, []float32{2}
-	pairs := sized(8, 8, 3, models.U8, models.HWC, models.U8, models.HWC)
-	pairs.UYVY = true
 	for _, c := range []struct {
 		in   models.Input
 		want string
 	}{
-		{pairs, "gather_any_uyvy_u8"},
 		{sized(224, 224, 3, models.U8, models.HWC, models.F16, models.CHW), "gather_three_f16_planes"},
 		{sized(224, 224, 3, models.U8, models.HWC, models.F32, models.HWC), "gather_three_f32_pixels"},
 		{sized(224, 224, 3, models.U8, models.HWC, models.U8, models.HWC), "gather_copy"},

@@ -70,7 +70,6 @@ func allKernels() []string {
 		for _, from := range types {
 			names = append(names, anyKernel(&models.Input{WireType: from, TensorType: to}))
 		}
-		names = append(names, anyKernel(&models.Input{WireType: models.U8, TensorType: to, UYVY: true}))
 	}
 	return names
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/models/uyvy"
+	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -126,16 +126,15 @@ func wireCard(c *configs.Function, card *models.Card) *models.Card {
 }
 
 // toRGB returns a camera's picture as clients send it. It may change the given one.
-func toRGB(format configs.Format, pixels []byte) []byte {
+func toRGB(format configs.Format, in *models.Input, pixels []byte) []byte {
 	switch format {
 	case configs.FormatRFC4175BGR:
 		for i := 0; i+2 < len(pixels); i += 3 {
 			pixels[i], pixels[i+2] = pixels[i+2], pixels[i]
 		}
 	case configs.FormatRFC4175UYVY:
-		rgb := make([]byte, len(pixels)/2*3)
-		uyvy.ToRGB(rgb, pixels)
-		return rgb
+		uyvy := wire.Picture{Format: wire.FormatUYVY, Width: in.Width, Height: in.Height}
+		pixels, _ = picture.Resize(&picture.Raw{Shape: uyvy, Pix: pixels}, in)
 	}
 	return pixels
 }

@@ -89,7 +89,7 @@ func TestToRGB(t *testing.T) {
 		{configs.FormatRFC4175BGR, []byte{1, 2, 3, 4, 5, 6}, []byte{3, 2, 1, 6, 5, 4}},
 		{configs.FormatRFC4175UYVY, []byte{128, 16, 128, 235}, []byte{0, 0, 0, 255, 255, 255}},
 	} {
-		if got := toRGB(row.format, row.sent); !bytes.Equal(got, row.rgb) {
+		if got := toRGB(row.format, &models.Input{Height: 1, Width: 2, Channels: 3, WireType: models.U8, WireLayout: models.HWC}, row.sent); !bytes.Equal(got, row.rgb) {
 			t.Errorf("%s: got %v, want %v", row.format, got, row.rgb)
 		}
 	}

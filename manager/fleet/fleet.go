@@ -283,7 +283,7 @@ func (fl *Fleet) Picture(name string) (get func() (control.Picture, error), err 
 	if f == nil {
 		return nil, fl.functions.unknown(name)
 	}
-	port, format := f.port, f.config.Format
+	port, format, in := f.port, f.config.Format, &f.model.current().Input
 	return func() (control.Picture, error) {
 		p, ok := port.Picture()
 		if !ok {
@@ -291,7 +291,7 @@ func (fl *Fleet) Picture(name string) (get func() (control.Picture, error), err 
 		}
 		return control.Picture{
 			Number: p.Number, From: p.From, Answered: time.Now().Add(time.Duration(p.Sent - shm.Now())), Latency: time.Duration(p.Sent - p.FirstFragment),
-			ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: toRGB(format, p.Pixels),
+			ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: toRGB(format, in, p.Pixels),
 		}, nil
 	}, nil
 }

@@ -23,8 +23,10 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/videotest"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/models/uyvy"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
 )
 
 // The pictures of these tests.
@@ -261,9 +263,10 @@ func TestCameraUYVYOnGPU(t *testing.T) {
 	t.Parallel()
 	pictures := cameraFrames(2, 5)
 	var frames [][]byte
-	for _, picture := range pictures {
-		rgb := make([]byte, len(picture)/2*3)
-		uyvy.ToRGB(rgb, picture)
+	in := models.Input{Height: cameraHeight, Width: cameraWidth, Channels: 3, WireType: models.U8, WireLayout: models.HWC}
+	for _, pixels := range pictures {
+		uyvy := wire.Picture{Format: wire.FormatUYVY, Width: cameraWidth, Height: cameraHeight}
+		rgb, _ := picture.Resize(&picture.Raw{Shape: uyvy, Pix: pixels}, &in)
 		frames = append(frames, rgb)
 	}
 	to, answers := answersAt(t)

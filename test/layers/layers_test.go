@@ -81,7 +81,6 @@ var pure = map[string][]string{
 	"manager/policy/partition": {"os", "net", "syscall", "io"},
 	"gateway/history":          {"os", "net", "syscall", "io"},
 	"gateway/openinference":    {"os", "net", "syscall", "io"},
-	"models/uyvy":              {"os", "net", "syscall", "io"},
 	"datapath/cameras":         {"os", "net", "syscall", "io"},
 	"datapath/dpdk/frame":      {"os", "net", "syscall", "io"},
 	"batching":                 {"os", "net", "syscall", "io"},

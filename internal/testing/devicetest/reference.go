@@ -9,19 +9,12 @@ import (
 	"math"
 
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/models/uyvy"
 )
 
 // Reference converts a picture by the definition, one tensor element after the
 // other. It finds the corresponding wire element, reads it, normalises it in
-// f32, and rounds it to the tensor's type. It shares no code with any device,
-// except the conversion of UYVY.
+// f32, and rounds it to the tensor's type. It shares no code with any device.
 func Reference(in models.Input, picture []byte) []byte {
-	if in.UYVY {
-		rgb := make([]byte, 3*in.Height*in.Width)
-		uyvy.ToRGB(rgb, picture)
-		in.UYVY, picture = false, rgb
-	}
 	tensor := make([]byte, 0, in.TensorBytes())
 	element := func(channel, y, x int) {
 		wire := channel

@@ -80,9 +80,6 @@ func Inputs() *rapid.Generator[models.Input] {
 			TensorType: kind.Draw(t, "tensor type"), TensorLayout: layout.Draw(t, "tensor layout"),
 			ReverseChannels: rapid.Bool().Draw(t, "reverse"),
 		}
-		if rapid.IntRange(0, 5).Draw(t, "uyvy") == 0 {
-			in.UYVY, in.WireType, in.WireLayout, in.Channels, in.Width = true, models.U8, models.HWC, 3, 2*in.Width
-		}
 		switch rapid.IntRange(0, 2).Draw(t, "normalise") {
 		case 1: // all channels alike
 			m, s := rapid.Float32Range(-10, 200).Draw(t, "mean"), rapid.Float32Range(0.01, 300).Draw(t, "std")

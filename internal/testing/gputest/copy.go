@@ -29,7 +29,6 @@ func bothWays(t *testing.T, b *harness) {
 		"as they are":                    of(models.U8, models.U8, models.HWC),
 		"pixels of bytes to planes":      of(models.U8, models.F16, models.CHW, 123.675, 116.28, 103.53),
 		"pixels of floats to planes":     of(models.F32, models.F32, models.CHW, 123.675, 116.28, 103.53),
-		"pixels of UYVY to planes":       {Height: 224, Width: 224, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW, UYVY: true},
 		"pictures of an odd size, bytes": {Height: 7, Width: 331, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -67,7 +67,6 @@ func Run(t *testing.T) {
 	}{
 		{"RandomPicturesGatherLikeTheCPUs", agrees},
 		{"EveryAlignmentOfSourceAndPlaceIsRight", alignments},
-		{"UYVY", uyvy},
 		{"LongPiecesAreCut", longFragments},
 		{"BadDescriptorsAreReportedAndWriteNothing", badDescriptors},
 		{"RandomDescriptorsWriteNothingOutside", randomDescriptors},

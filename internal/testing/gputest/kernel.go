@@ -137,9 +137,6 @@ func randomInput(random *rand.Rand) models.Input {
 	if random.IntN(2) == 0 {
 		in.Height *= 4 // three-channel pictures with a multiple of four pixels
 	}
-	if random.IntN(5) == 0 {
-		in.UYVY, in.WireType, in.WireLayout, in.Channels, in.Width = true, models.U8, models.HWC, 3, in.Width+in.Width%2
-	}
 	if random.IntN(2) == 0 {
 		for range in.Channels {
 			in.Mean = append(in.Mean, float32(random.Float64()*210-10))
@@ -184,7 +181,7 @@ func agrees(t *testing.T, b *harness) {
 		}
 		seen[name]++
 	}
-	const kernels = 1 + 6 + 9 + 3 // as in gather.cu
+	const kernels = 1 + 6 + 9 // as in gather.cu
 	if len(seen) != kernels {
 		t.Errorf("of %d kernels %d were tried: %v", kernels, len(seen), seen)
 	}
@@ -239,7 +236,6 @@ func alignments(t *testing.T, b *harness) {
 		{Height: 44, Width: 44, Channels: 3, WireType: models.U8, TensorType: models.U8, ReverseChannels: true},
 		{Height: 44, Width: 44, Channels: 3, WireType: models.F16, TensorType: models.F32},
 		{Height: 31, Width: 31, Channels: 3, WireType: models.F32, TensorType: models.F16},
-		{Height: 42, Width: 46, Channels: 3, WireType: models.U8, TensorType: models.F16, UYVY: true, Mean: []float32{123.675, 116.28, 103.53}, Std: []float32{58.395, 57.12, 57.375}},
 	} {
 		in.WireLayout, in.TensorLayout = models.HWC, models.CHW
 		kernel, err := k.kernel(in, false)
@@ -357,7 +353,6 @@ func randomDescriptors(t *testing.T, b *harness) {
 		{Height: 16, Width: 16, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW},
 		{Height: 16, Width: 16, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC},
 		{Height: 9, Width: 9, Channels: 5, WireType: models.F16, WireLayout: models.CHW, TensorType: models.F32, TensorLayout: models.HWC},
-		{Height: 15, Width: 18, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW, UYVY: true},
 	} {
 		kernel, err := k.kernel(in, false)
 		must.OK(t, err)

@@ -22,7 +22,6 @@ func longFragments(t *testing.T, b *harness) {
 		{Height: 70, Width: 77, Channels: 3, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.HWC, ReverseChannels: true},
 		{Height: 97, Width: 111, Channels: 5, WireType: models.F16, WireLayout: models.CHW, TensorType: models.F32, TensorLayout: models.HWC},
 		{Height: 101, Width: 101, Channels: 4, WireType: models.U8, WireLayout: models.CHW, TensorType: models.U8, TensorLayout: models.CHW},
-		{Height: 119, Width: 122, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW, UYVY: true},
 	} {
 		d, err := gpu.New(in, gpu.Options{Device: "cuda"})
 		must.OK(t, err)

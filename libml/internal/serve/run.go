@@ -187,7 +187,7 @@ func (p *process) readAttached(attached control.Attached) (err error) {
 		})
 	}
 	if p.card, err = readCard(attached); err == nil {
-		p.tensorBytes = int64(p.card.TensorBytes() + gpu.RoomBytes(attached.LargestPicture))
+		p.tensorBytes = int64(p.card.TensorBytes() + gpu.RoomBytes(&p.card.Input, attached.LargestPicture))
 	}
 	return err
 }

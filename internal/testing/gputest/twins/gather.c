@@ -94,20 +94,6 @@ static void element(const struct batch *b, uint8_t *image, uint32_t e, uint32_t 
 	memcpy(image + (uint64_t)(ch->base + pixel * b->stride) * tensor, &raw, tensor);
 }
 
-static uint32_t clamped(int v) { return v < 0 ? 0 : v > 255 ? 255 : (uint32_t)v; }
-
-// pair_of_pixels converts two pixels of UYVY, as models/uyvy, to the elements from 6 * pair on.
-static void pair_of_pixels(const struct batch *b, uint8_t *image, uint32_t pair, const uint8_t *uyvy, int tensor) {
-	int u = uyvy[0] - 128, v = uyvy[2] - 128;
-	for (int i = 0; i < 2; i++) {
-		int luma = 298 * (uyvy[1 + 2 * i] - 16);
-		uint32_t e = 6 * pair + 3 * (uint32_t)i;
-		element(b, image, e, clamped((luma + 409 * v + 128) >> 8), U8, tensor);
-		element(b, image, e + 1, clamped((luma - 100 * u - 208 * v + 128) >> 8), U8, tensor);
-		element(b, image, e + 2, clamped((luma + 516 * u + 128) >> 8), U8, tensor);
-	}
-}
-
 static int type_of(const char *name) { return strstr(name, "u8") == name ? U8 : strstr(name, "f16") == name ? F16 : F32; }
 
 static void gather(const struct fake_launch *launch) {
@@ -115,11 +101,10 @@ static void gather(const struct fake_launch *launch) {
 	if (launch->sizes[0] != sizeof *b || sizeof *b != 640)
 		abort();
 	int copy = !strcmp(launch->name, "gather_copy"), wire = 1, tensor = 1;
-	int uyvy = !strncmp(launch->name, "gather_any_uyvy_", 16); // whose wire elements are pairs of pixels
 	if (!strncmp(launch->name, "gather_three_", 13)) {
 		tensor = type_of(launch->name + 13);
 	} else if (!copy) {
-		wire = uyvy ? 4 : type_of(launch->name + 11);
+		wire = type_of(launch->name + 11);
 		tensor = type_of(strchr(launch->name + 11, '_') + 1);
 	}
 	const struct descriptor *d = (const struct descriptor *)(uintptr_t)b->descriptors;
@@ -163,8 +148,6 @@ static void gather(const struct fake_launch *launch) {
 			}
 			if (have == wire && copy)
 				to[at] = bytes[at];
-			else if (have == wire && uyvy)
-				pair_of_pixels(b, to, at / wire, bytes + at, tensor);
 			else if (have == wire)
 				element(b, to, at / wire, raw, wire, tensor);
 			else if (have > 0 && *fault == 0)
@@ -185,7 +168,6 @@ GATHER(three_f32_planes) GATHER(three_f32_pixels)
 GATHER(any_u8_u8) GATHER(any_u8_f16) GATHER(any_u8_f32)
 GATHER(any_f16_u8) GATHER(any_f16_f16) GATHER(any_f16_f32)
 GATHER(any_f32_u8) GATHER(any_f32_f16) GATHER(any_f32_f32)
-GATHER(any_uyvy_u8) GATHER(any_uyvy_f16) GATHER(any_uyvy_f32)
 
 // The kernel sample: each result is the mean of a box of pixels, whose colours are computed one by one.
 
