@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/datapath/cameras"
+	"github.com/penstock/penstock/datapath/udp"
 	"github.com/penstock/penstock/internal/testing/cameratest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/must"
@@ -133,6 +136,48 @@ func TestOverduePicture(t *testing.T) {
 		t.Errorf("answer %+v, %+v; want late", h, r)
 	}
 	c.Answer(slot, nil)
+}
+
+// TestLossyCamera loses one of 100 packets of large pictures. The camera sends them again, and also loses one of 100 of these.
+func TestLossyCamera(t *testing.T) {
+	const pictures, width, height = 20, 1920, 1200
+	network := KernelNetwork(udp.Options{
+		Listen:    netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0),
+		SlabBytes: 64 << 20, RecvBuffer: 1 << 20,
+	}, zerolog.Nop())
+	o := testOptions(1)
+	o.LargestPicture, o.Gather = 4*width*height, 2*time.Second
+	o.Camera = &cameras.Reader{Format: cameras.GVSP, Largest: o.LargestPicture}
+	b := newHarnessOn(t, open(t, network, 1), o, 100)
+	c := b.owner(0, 1)
+	camera := must.Get(cameratest.NewCamera(netip.MustParseAddrPort("127.0.57.1:3956"), b.LocalAddr(), 0.01))(t)
+	t.Cleanup(camera.Close)
+	picture := cameratest.GVSP{Width: width, Height: height, Format: cameratest.BayerRG12p, Pixels: make([]byte, width*height*3/2), Size: 1400}
+	for i := range picture.Pixels {
+		picture.Pixels[i] = byte(i * 7 >> 3)
+	}
+	complete := 0
+	for block := range pictures {
+		picture.Block = uint64(block)
+		camera.Send(&picture)
+		b.eventually("the picture has ended", func() bool { s := b.Requests(); return int(s.Complete+s.Incomplete) == block+1 })
+		if int(b.Requests().Complete) == complete {
+			continue
+		}
+		complete++
+		slot := c.Await(1)[0]
+		got := make([]byte, len(picture.Pixels))
+		for _, p := range c.Fragments(slot) {
+			copy(got[p.Place:], b.Slab().Bytes()[p.Offset:][:p.Length])
+		}
+		if !bytes.Equal(got, picture.Pixels) {
+			t.Error("the descriptors do not lead to the picture that was sent")
+		}
+		c.Answer([]uint32{slot}, nil)
+	}
+	if complete < pictures || camera.Lost() < pictures {
+		t.Errorf("%d of %d pictures are complete; the camera lost %d packets", complete, pictures, camera.Lost())
+	}
 }
 
 // TestCameraWithoutReceiver sends no answer: it is only counted.

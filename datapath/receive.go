@@ -19,7 +19,7 @@ import (
 //   3. Announce new requests to processes without their model in memory. Under Port.mu:
 //      publish complete requests to a queue's ring.
 //   4. Release packet memory that is no longer needed.
-//   5. Send messages to clients: NACKs, rejections, repeated answers.
+//   5. Send messages to clients and cameras: NACKs, rejections, repeated answers.
 //
 // If the source had no room for a datagram, the turn also evicts the oldest incomplete request.
 //
@@ -170,6 +170,10 @@ func (r *receiver) reply(events *aggregate.Events, out *outbox) {
 	for i := range events.NACKs {
 		w := &events.NACKs[i]
 		out.nack(w.To, w.RequestID, w.Total, w.Count, w.Present)
+	}
+	for i := range events.Resends {
+		out.bytes = events.Resends[i].Append(out.bytes)
+		out.done(events.Resends[i].To)
 	}
 	r.send(out)
 }

@@ -122,8 +122,9 @@ type request struct {
 	got   uint32 // received fragments, or bytes of a camera's picture
 	used  uint32 // used descriptors
 
-	stream uint32 // of a camera (cameras.Packet)
-	led    bool   // the leader of a camera's picture was received, or its format has none
+	stream   uint32 // of a camera (cameras.Packet)
+	extended bool   // the picture's block id has 64 bits
+	led      bool   // the leader of a camera's picture was received, or its format has none
 
 	replies   replyLimit
 	extension extension
@@ -510,12 +511,16 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 		a.complete(slot, events)
 		return
 	}
-	if r.progress != a.now {
-		// The limit is for NACKs without effect: a new fragment resets the count.
+	a.advance(slot)
+	a.asked(slot, h, events)
+}
+
+// advance notes a new fragment of a gathering request. The limit is for NACKs without effect: it resets the count.
+func (a *Aggregator) advance(slot uint32) {
+	if r := &a.slots[slot]; r.progress != a.now {
 		a.gathering.move(slot, r.nacks.sent, 0)
 		r.progress, r.nacks.mark, r.nacks.sent = a.now, a.now, 0
 	}
-	a.asked(slot, h, events)
 }
 
 // takes reports whether the function takes a request of this size. Only fragment 0 says so if it takes pictures of
@@ -869,6 +874,10 @@ func (a *Aggregator) nack(slot uint32, events *Events) {
 		return // the client will ask, and its datagram pays for the next one
 	}
 	a.stats.NACKs++
+	if a.config.Camera != nil {
+		a.resend(r, events)
+		return
+	}
 	events.sendNACK(r)
 }
 

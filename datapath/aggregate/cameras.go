@@ -17,8 +17,8 @@ import (
 //   - A request is a picture: address, port and what package cameras says of it.
 //   - Packets need not have the same size. A request keeps its descriptors in the order of place,
 //     which shows what overlaps. It is complete when their lengths are the picture's.
-//   - A camera cannot send anything again and does not read answers. There are no NACKs, and answers
-//     go to Config.AnswersTo, under the camera's number for the picture.
+//   - A camera does not read answers: they go to Config.AnswersTo, under the camera's number for the
+//     picture. In place of NACKs there are commands to GigE Vision cameras, and nothing for RTP.
 //   - A camera cannot prove its address. Its address gets the share of a client that has.
 
 // addPacket adds a packet of a camera.
@@ -79,7 +79,7 @@ func (a *Aggregator) beginPicture(k requestKey, d *ingest.Datagram, p *cameras.P
 	r := a.occupy(slot, k, d, client)
 	r.count, r.size, r.total = 0, 0, a.pictureBytes
 	r.extension.picture = p.Shape
-	r.stream, r.led = p.Stream, p.Part == cameras.Run
+	r.stream, r.extended, r.led = p.Stream, p.Extended, p.Part == cameras.Run
 	a.receivePacket(slot, d, p, events)
 }
 
@@ -130,8 +130,47 @@ func (a *Aggregator) receivePacket(slot uint32, d *ingest.Datagram, p *cameras.P
 		a.heldBytes += uint64(d.Length())
 		r.spans = hold(hold(r.spans, d.First), d.Rest)
 	}
+	a.advance(slot)
 	if r.led && r.got == r.total {
 		a.complete(slot, events)
+	}
+}
+
+// maxResends bounds the commands for a picture at a time. When what they name has arrived, or not, the next ones follow.
+// A command has resendBytes with its headers. All have at most the bytes of the picture that have arrived, because
+// the address may be forged.
+const (
+	maxResends  = 64
+	resendBytes = 56
+)
+
+// resend asks the camera for the packets that are missing of a gathering picture: packet 0 is the leader, the pixels begin
+// with packet 1.
+func (a *Aggregator) resend(r *request, events *Events) {
+	most := len(events.Resends) + min(maxResends, int(r.got)/resendBytes)
+	ask := func(first, last uint32) {
+		if len(events.Resends) < most {
+			block := uint64(r.stream)<<32 | uint64(r.id)
+			events.Resends = append(events.Resends, Resend{netip.AddrPortFrom(r.from.Addr(), cameras.ControlPort), cameras.Resend{
+				Block: block, Extended: r.extended, First: first, Last: last,
+			}})
+		}
+	}
+	if !r.led {
+		ask(0, 0)
+	}
+	size, place := cmp.Or(r.size, a.fragmentBytes), uint32(0)
+	if size == 0 {
+		return // until a packet has shown it
+	}
+	for _, f := range r.fragments[:r.used] {
+		if f.Place > place {
+			ask(place/size+1, (f.Place-1)/size+1)
+		}
+		place = f.Place + uint32(f.Length)
+	}
+	if place < r.total {
+		ask(place/size+1, (r.total-1)/size+1)
 	}
 }
 

@@ -543,6 +543,56 @@ func TestPicturesOfAnySize(t *testing.T) {
 	})
 }
 
+// TestResends loses packets of a picture: the camera is asked for them, until they come or the deadline passes.
+func TestResends(t *testing.T) {
+	onBed(t, forAnySize, func(b *harness) {
+		asked := func(e *Events, ranges ...[2]uint32) {
+			b.t.Helper()
+			var got [][2]uint32
+			for _, r := range e.Resends {
+				if r.To != netip.AddrPortFrom(camera.Addr(), cameras.ControlPort) || r.Block != 1<<32|1 || !r.Extended {
+					b.t.Errorf("command is %+v", r)
+				}
+				got = append(got, [2]uint32{r.First, r.Last})
+			}
+			want(b, "packets", got, ranges)
+		}
+		p := bayer(1<<32|1, 30) // 7 packets of 150 bytes but the last
+		p.Extended = true
+		all := p.Packets()
+		asked(b.packets(camera, all[2], all[4]))
+		asked(b.pass(b.a.config.NACKAfter)) // the size of the first picture is unknown without the leader
+		b.packets(camera, all[0], all[2], all[4])
+		asked(b.pass(b.a.config.NACKAfter), [2]uint32{1, 1}, [2]uint32{3, 3}, [2]uint32{5, 7})
+		asked(b.packets(camera, all[1], all[5]))
+		asked(b.pass(b.a.config.NACKAfter - 1))
+		asked(b.pass(1), [2]uint32{3, 3}, [2]uint32{6, 7})
+		asked(b.pass(2*b.a.config.NACKAfter), [2]uint32{3, 3}, [2]uint32{6, 7})
+		b.wantPictures(b.packets(camera, all[3], all[6], all[7]), 1)
+
+		p = bayer(1<<32|1<<16, 30)
+		p.Extended = true
+		all = p.Packets()
+		b.packets(camera, all[1:]...)
+		if e := b.pass(b.a.config.NACKAfter); len(e.Resends) != 1 || e.Resends[0].First != 0 || e.Resends[0].Last != 0 {
+			b.t.Errorf("commands %+v, want one for the leader", e.Resends)
+		}
+		b.wantPictures(b.packets(camera, all[0]), 1<<16)
+
+		p.Block++
+		b.packets(camera, p.Packets()[:3]...)
+		if e := b.pass(b.a.config.Deadline); len(e.Resends) != b.a.config.MaxNACKs {
+			b.t.Errorf("%d commands until the deadline, want %d", len(e.Resends), b.a.config.MaxNACKs)
+		}
+	})
+	onBed(t, forCameras(cameras.RFC4175), func(b *harness) {
+		b.packets(camera, rtp(1).Packets()[1:]...)
+		if e := b.pass(b.a.config.Deadline); len(e.Resends) > 0 {
+			b.t.Errorf("an RTP sender was asked for %+v", e.Resends)
+		}
+	})
+}
+
 // TestCamerasShareSlots lets a camera whose pictures stay incomplete take slots while others send.
 func TestCamerasShareSlots(t *testing.T) {
 	onBed(t, forCameras(cameras.GVSP), func(b *harness) {
@@ -640,8 +690,10 @@ func TestCamerasAllocateNothing(t *testing.T) {
 			setID(s.id)
 			s.events.Reset()
 			s.a.Add(s.now, lossy, &s.events)
-			s.now = s.a.NextDeadline()
-			s.a.Expire(s.now, &s.events)
+			for len(s.events.Reported) == 0 && s.a.NextDeadline() != 0 { // the packets are asked for first
+				s.now = s.a.NextDeadline()
+				s.a.Expire(s.now, &s.events)
+			}
 			if len(s.events.Reported) != 1 {
 				t.Fatalf("%d answers, want one", len(s.events.Reported))
 			}

@@ -30,7 +30,7 @@ type Config struct {
 	// fragments are refused.
 	MinFragmentBytes int
 
-	// Camera, if set, reads the datagrams: they are those of cameras. There are no NACKs then, and
+	// Camera, if set, reads the datagrams: they are those of cameras. GVSP's get Events.Resends instead of NACKs, others nothing, and
 	// answers go to AnswersTo, or nowhere if it is not valid. Camera.Largest is LargestPicture. If that is 0, Camera.PictureBytes is
 	// RequestBytes.
 	Camera    *cameras.Reader
@@ -110,7 +110,7 @@ func (c Config) withDefaults() Config {
 	or(&c.AnsweredFor, 2*time.Second)
 	or(&c.TurnedAwayFor, 100*time.Millisecond)
 	switch {
-	case c.MaxNACKs < 0, c.Camera != nil:
+	case c.MaxNACKs < 0, c.Camera != nil && c.Camera.Format != cameras.GVSP:
 		c.MaxNACKs = 0
 	case c.MaxNACKs == 0:
 		c.MaxNACKs = 3

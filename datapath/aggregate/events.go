@@ -3,6 +3,7 @@ package aggregate
 import (
 	"net/netip"
 
+	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/wire"
 )
@@ -27,6 +28,8 @@ type Events struct {
 	Again []Answer
 	// NACKs holds the NACKs to send to clients.
 	NACKs []NACK
+	// Resends holds what cameras shall send again.
+	Resends []Resend
 
 	present  []uint64
 	payloads []byte
@@ -36,7 +39,7 @@ type Events struct {
 // read from them.
 func (e *Events) Reset() {
 	e.Release, e.Complete, e.Reported, e.Again, e.NACKs = e.Release[:0], e.Complete[:0], e.Reported[:0], e.Again[:0], e.NACKs[:0]
-	e.present, e.payloads, e.Begun = e.present[:0], e.payloads[:0], 0
+	e.Resends, e.present, e.payloads, e.Begun = e.Resends[:0], e.present[:0], e.payloads[:0], 0
 }
 
 // Answer is a result to send. The caller fills in ModelVersion if the request
@@ -60,6 +63,12 @@ type NACK struct {
 	Count     uint16 // fragments of the request
 	// Present has bit i%64 of word i/64 set for each received fragment i.
 	Present []uint64
+}
+
+// Resend is a message to a camera.
+type Resend struct {
+	To netip.AddrPort
+	cameras.Resend
 }
 
 // release adds a datagram to Release.

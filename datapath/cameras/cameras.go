@@ -81,9 +81,10 @@ type Packet struct {
 	// Picture identifies the picture among the latest ones of the camera. With GVSP it is the block
 	// id, or the low half of one of 64 bits; with RFC 4175 it is the RTP timestamp.
 	Picture uint32
-	// Stream is the RTP stream (SSRC); 0 with GVSP.
-	Stream uint32
-	Part   Part
+	// Stream is the RTP stream (SSRC), or the high half of a block id. Extended: that has 64 bits.
+	Stream   uint32
+	Extended bool
+	Part     Part
 	// Index counts the fragments of a picture from 0.
 	Index uint32
 	// Place is the offset of a Run in the picture, in bytes.

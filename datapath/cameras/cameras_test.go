@@ -1,6 +1,7 @@
 package cameras
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -44,10 +45,10 @@ func TestGVSP(t *testing.T) {
 		want         Packet
 	}{
 		{"leader", standardLeader, Packet{Picture: 0xfffe, Part: Leader, SentAt: 0x0102030405060708}},
-		{"leader, 64-bit block", extendedLeader, Packet{Picture: 2, Part: Leader, SentAt: 0x0102030405060708}},
+		{"leader, 64-bit block", extendedLeader, Packet{Picture: 2, Stream: 1, Extended: true, Part: Leader, SentAt: 0x0102030405060708}},
 		{"payload", "0000 0001 03000001 aabb", Packet{Picture: 1, Part: Fragment, Index: 0, Offset: 8, Length: 2}},
 		{"resent payload", "0100 ffff 03ffffff aabbcc", Packet{Picture: 0xffff, Part: Fragment, Index: 0xfffffe, Offset: 8, Length: 3}},
-		{"payload, 64-bit block", "0000 0000 83000000 ffffffffffffffff 00000002 aa", Packet{Picture: 0xffffffff, Part: Fragment, Index: 1, Offset: 20, Length: 1}},
+		{"payload, 64-bit block", "0000 0000 83000000 ffffffffffffffff 00000002 aa", Packet{Picture: 0xffffffff, Stream: 0xffffffff, Extended: true, Part: Fragment, Index: 1, Offset: 20, Length: 1}},
 		{"trailer", "0000 0001 02000009 00000001 000001e0", Packet{Picture: 1, Part: Trailer}},
 		{"trailer without lines", "0000 0001 02000009 00000001 00000000", Packet{Picture: 1, Part: Trailer}},
 	} {
@@ -143,6 +144,20 @@ func TestGVSPShapes(t *testing.T) {
 		p, err := read(&any, bytesOf(t, leaderOf(row.code, row.width, row.height, row.padding)))
 		if got := any.Explain(p.Refusal); err != nil || !strings.Contains(got, row.want) {
 			t.Errorf("%08x: %q, %v; want %q", row.code, got, err, row.want)
+		}
+	}
+}
+
+func TestResend(t *testing.T) {
+	for _, row := range []struct {
+		resend Resend
+		want   string
+	}{
+		{Resend{Block: 0xfffe, First: 2, Last: 9}, "42 00 0040 000c 0001 0000fffe 00000002 00000009"},
+		{Resend{Block: 1<<32 | 5, Extended: true, First: 2, Last: 9}, "42 10 0040 0014 0001 00000000 00000002 00000009 0000000100000005"},
+	} {
+		if got, want := row.resend.Append(nil), bytesOf(t, row.want); !bytes.Equal(got, want) {
+			t.Errorf("%+v: %x, want %x", row.resend, got, want)
 		}
 	}
 }

@@ -134,12 +134,12 @@ func (r *Reader) readGVSP(p *Packet, head []byte, packetBytes int) error {
 			return wire.ErrShort
 		}
 		block, id = binary.BigEndian.Uint64(head[8:]), binary.BigEndian.Uint32(head[16:])
-		at = extendedBytes
+		at, p.Extended = extendedBytes, true
 	}
 	if status != statusSuccess && status != statusResent { // the camera no longer has these pixels
 		return wire.ErrStatus
 	}
-	p.Picture = uint32(block)
+	p.Picture, p.Stream = uint32(block), uint32(block>>32)
 
 	content := word >> 24 & 0x7f
 	if content == contentPayload {

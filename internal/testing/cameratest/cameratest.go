@@ -9,8 +9,9 @@ import (
 
 // Codes of the Pixel Format Naming Convention.
 const (
-	Mono8 = 0x01080001
-	RGB8  = 0x02180014
+	Mono8      = 0x01080001
+	RGB8       = 0x02180014
+	BayerRG12p = 0x010c0059
 )
 
 // GVSP is a picture as a GigE Vision camera sends it.
