@@ -97,13 +97,13 @@ func (c *cpu) loadModel() (err error) {
 }
 
 // linkModel makes the session. The bytes are the growth of allocated memory, and at least the
-// size of the model's file: ONNX Runtime does not report its memory. They are too many if another
+// size of the model's file: ONNX Runtime does not report its memory, and an old C library counts none. They are too many if another
 // session grows at the same time.
 func (c *cpu) linkModel() (persistentBytes int64, err error) {
 	if err := c.options.AddSessionConfigEntry(folderKey, filepath.Dir(c.card.Model)); err != nil {
 		return 0, fmt.Errorf("set folder of %s: %w", c.card.Model, err)
 	}
-	before := usedBytes()
+	before := allocatedBytes()
 	defer trim()
 	in, out := c.names()
 	c.session, err = ort.NewDynamicAdvancedSessionWithONNXData(c.model, in, out, c.options)
@@ -112,7 +112,7 @@ func (c *cpu) linkModel() (persistentBytes int64, err error) {
 	}
 	size := int64(len(c.model))
 	c.model.free() // the session has a copy
-	return max(size, usedBytes()-before), nil
+	return max(size, allocatedBytes()-before), nil
 }
 
 // names returns the session's inputs and outputs, if the card has rows. Other batches have them in their binding.
@@ -322,14 +322,14 @@ func (c *cpu) inferBatch(slot, n int) error {
 	}
 	before := int64(0)
 	if !b.ran {
-		before = usedBytes()
+		before = allocatedBytes()
 	}
 	err := b.run(c.session)
 	if _, some := errors.AsType[*framework.ImagesError](err); err != nil && !some {
 		return summarize(c.card, err)
 	}
 	if !b.ran { // In the first run of a size, the arena grows to the size's needs.
-		b.ephemeral, b.ran = max(0, usedBytes()-before), true
+		b.ephemeral, b.ran = max(0, allocatedBytes()-before), true
 	}
 	return err
 }

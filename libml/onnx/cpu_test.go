@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -578,4 +579,27 @@ func TestLoads(t *testing.T) {
 			t.Errorf("%s: %d loads leave %d KiB, want at most %d", name, loads, grown>>10, most>>10)
 		}
 	}
+}
+
+// residentBytes returns the process's anonymous memory in use: RssAnon of /proc/self/status
+// (proc_pid_status(5)). It returns 0 if it cannot read that. Shared buffers and the pages of
+// files are not included.
+func residentBytes() int64 {
+	data, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	_, rest, found := bytes.Cut(data, []byte("\nRssAnon:"))
+	if !found {
+		return 0
+	}
+	fields := bytes.Fields(rest)
+	if len(fields) == 0 {
+		return 0
+	}
+	kib, err := strconv.ParseInt(string(fields[0]), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return kib << 10
 }
