@@ -18,7 +18,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/internal/testing/slabsim"
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/libml/frameworks"
 	"github.com/penstock/penstock/research/bench"
 	"github.com/penstock/penstock/research/floor"
 )
@@ -28,6 +31,7 @@ var version = "unknown"
 
 func main() {
 	floor.MaybeChild()
+	frameworks.BuiltIn["null"] = func() framework.Framework { return null.New() }
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err := root().ExecuteContext(ctx)
