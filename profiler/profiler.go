@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
@@ -63,7 +64,7 @@ const (
 
 // New starts a node, without the model.
 func New(ctx context.Context, o Options) (_ *Profiler, err error) {
-	p := &Profiler{options: o, picture: testbed.NoisePicture(o.Card), change: configs.ChangeRestart}
+	p := &Profiler{options: o, picture: testbed.Noise(o.Card, 2), change: configs.ChangeRestart}
 	if o.Device == configs.DeviceCPU {
 		p.change = configs.ChangeInPlace
 	}
@@ -321,8 +322,11 @@ func (r *profiling) Window(ctx context.Context, d time.Duration) (w sweep.Window
 	all, now := r.load.Take(), shm.Now()
 	w.Elapsed, r.since = time.Duration(now-r.since), now
 	for _, a := range all {
-		if n := testbed.Count([]testbed.Answered{a}); n.OK != 1 {
-			return w, fmt.Errorf("a request was answered %+v: %s", n, r.p.harness.Log())
+		switch {
+		case a.Unsent:
+			return w, fmt.Errorf("a request was not sent: %s", r.p.harness.Log())
+		case a.Status != client.StatusOK:
+			return w, fmt.Errorf("a request was answered %s: %s", a.Status, r.p.harness.Log())
 		}
 		w.Images++
 		if a.Batch > 0 {

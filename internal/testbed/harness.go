@@ -1,5 +1,5 @@
 // Package testbed runs a whole node under measurement: the machine and its device, the
-// node (Bed), and the load on one of its functions (Traffic). `penstock profile` and the
+// node (Harness), and the load on one of its functions (Traffic). `penstock profile` and the
 // benchmarks of research/ use it.
 package testbed
 
@@ -19,7 +19,6 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -36,28 +35,6 @@ type Setup struct {
 	Models string
 	// Machine is copied into the report.
 	Machine Machine
-	// Progress, if not nil, is called with a description of each measurement.
-	Progress func(what string)
-}
-
-// Printf reports progress.
-func (o *Setup) Printf(format string, args ...any) {
-	if o.Progress != nil {
-		o.Progress(fmt.Sprintf(format, args...))
-	}
-}
-
-// Card finds a model's card in Models, otherwise among the shipped ones.
-func (o *Setup) Card(name string) (*models.Card, error) {
-	r := zoo.Registry{}
-	if o.Models != "" {
-		r.Dirs = []string{o.Models}
-	}
-	card, err := r.Find(name)
-	if err != nil && o.Models == "" {
-		return nil, fmt.Errorf("%w; name a folder of cards with --models", err)
-	}
-	return card, err
 }
 
 // Variant writes a copy of a card with another ladder of batch sizes into dir. It writes
@@ -79,42 +56,26 @@ func Variant(dir string, card *models.Card, batches []int) (file string, err err
 // Ladder returns {1, n}, or {1} if n is 1.
 func Ladder(n int) []int { return slices.Compact([]int{1, n}) }
 
-// NoisePicture returns a random picture of a model's wire size.
-func NoisePicture(card *models.Card) []byte {
-	const seed = 2
-	return Noise(card, seed)
-}
-
 // Harness is a node under measurement.
 type Harness struct {
 	*node.Node
 	cpus cpuPlan
 }
 
-// Served is one function of a bed's node.
-type Served struct {
-	Name, Card  string
-	Percent     float64
-	Streams     int
-	Environment map[string]string
-}
-
 // Options say which node to start.
 type Options struct {
 	Device string
 	// Change is how shares of `policy: gslice` change; empty for the node's default policy.
-	Change    configs.Change
-	Functions []Served
+	Change configs.Change
 	// Slots is as aggregate.slots; 0 is 256.
 	Slots int
 	// SlabMiB is as slab.size; 0 is 512 MiB.
-	SlabMiB  int
-	BusyPoll time.Duration
-	// Source, if not empty, replaces kernel sockets in the configuration.
-	Source string
+	SlabMiB int
+	// More is more of the configuration: functions, and a source in place of kernel sockets.
+	More string
 }
 
-// NewDir makes the folder for a bed.
+// NewDir makes the folder for a harness.
 func NewDir() (string, error) {
 	dir, err := os.MkdirTemp("", "penstock-bench-")
 	if err != nil {
@@ -146,33 +107,15 @@ log: {level: info}
 device: %s
 reserved_cpus: %d
 fault_hold: 0s
-busy_poll: %v
 aggregate: {slots: %d}
 %s
-`, o.Device, b.cpus.Reserved, o.BusyPoll, slots, shares)
-	if o.Source != "" {
-		config.WriteString(o.Source)
-	} else {
+%s
+`, o.Device, b.cpus.Reserved, slots, shares, o.More)
+	if !strings.Contains(o.More, "source:") {
 		fmt.Fprintf(&config, "slab: {size: %dMiB, receive_buffer: 64MiB}\n", cmp.Or(o.SlabMiB, 512))
 	}
-	if len(o.Functions) == 0 {
+	if !strings.Contains(o.More, "functions:") {
 		config.WriteString("functions: []\n")
-	} else {
-		config.WriteString("functions:\n")
-	}
-	for _, f := range o.Functions {
-		entry := map[string]any{"name": f.Name, "model": f.Card, "port": 0, "share_percent": f.Percent, "slo": "10s"}
-		if f.Streams > 0 {
-			entry["in_flight"] = f.Streams
-		}
-		if len(f.Environment) > 0 {
-			entry["environment"] = f.Environment
-		}
-		line, err := json.Marshal(entry)
-		if err != nil {
-			return nil, fmt.Errorf("write configuration: %w", err)
-		}
-		fmt.Fprintf(&config, "  - %s\n", line)
 	}
 	if err := cpuset.Pin(b.cpus.Node); err != nil {
 		return nil, err
@@ -209,11 +152,6 @@ func (b *Harness) waitComplete(ctx context.Context) error {
 	})
 }
 
-// End drains the node, and lets this process run on all CPUs again.
-func (b *Harness) End() error {
-	return errors.Join(b.Stop(), cpuset.Pin(b.cpus.All))
-}
-
 // Kill ends a node that may have failed. It may be called after End.
 func (b *Harness) Kill() {
 	b.Node.Kill()
@@ -243,21 +181,6 @@ func PlanCPUs() cpuPlan {
 	}
 	n := len(all) - 3*len(all)/8
 	return cpuPlan{All: all, Node: all[:n:n], Load: all[n:], Reserved: n / 2}
-}
-
-// Serving returns the process that serves for a function's first instance, that instance,
-// and the function's status.
-func (b *Harness) Serving(name string) (p control.ProcessStatus, in control.InstanceStatus, f control.FunctionStatus, err error) {
-	f, err = b.Function(name)
-	if err != nil {
-		return p, in, f, err
-	}
-	if len(f.Instances) == 0 {
-		return p, in, f, fmt.Errorf("function %s has no instance", name)
-	}
-	in = f.Instances[0]
-	p, _ = in.Serving()
-	return p, in, f, nil
 }
 
 // Remove removes a function from the node and waits until it is gone.

@@ -48,7 +48,7 @@ type Answered struct {
 	At      int64 // on shm.Now's clock
 	Latency int64 // nanoseconds, from handing it over to be sent
 	Status  client.Status
-	unsent  bool // was never sent: too many requests were waiting for credit
+	Unsent  bool // was never sent: too many requests were waiting for credit
 	Batch   int
 	Service time.Duration // of its batch: gather and infer
 }
@@ -116,7 +116,7 @@ func (t *Traffic) Pace(perSecond float64) {
 					time.Sleep(time.Duration(wait))
 				}
 				if err := f.send(due); err != nil {
-					f.note(Answered{At: shm.Now(), unsent: true})
+					f.note(Answered{At: shm.Now(), Unsent: true})
 				}
 				due += int64(gap)
 			}
@@ -141,7 +141,7 @@ func (f *flow) ended(r *client.Result) {
 		Batch: r.Batch, Service: r.Stages.Gather + r.Stages.Infer})
 	if f.again && !f.traffic.stopping.Load() {
 		if err := f.send(shm.Now()); err != nil {
-			f.note(Answered{At: shm.Now(), unsent: true})
+			f.note(Answered{At: shm.Now(), Unsent: true})
 		}
 	}
 	f.outstanding.Done()
@@ -205,55 +205,6 @@ func (t *Traffic) Take() (all []Answered) {
 func (t *Traffic) Sent() (n uint64) {
 	for _, f := range t.flows {
 		n += f.sent.Load()
-	}
-	return n
-}
-
-// Answers counts how requests ended.
-type Answers struct {
-	OK         uint64 `json:"ok"`
-	Late       uint64 `json:"late"`
-	Incomplete uint64 `json:"incomplete"`
-	Busy       uint64 `json:"busy"`
-	Refused    uint64 `json:"refused"`
-	Failed     uint64 `json:"failed"`
-	// Unanswered counts requests that ended without an answer. Unsent counts those
-	// that were never sent, because too many waited for credit.
-	Unanswered uint64 `json:"unanswered"`
-	Unsent     uint64 `json:"unsent"`
-}
-
-func (n *Answers) Add(m Answers) {
-	n.OK += m.OK
-	n.Late += m.Late
-	n.Incomplete += m.Incomplete
-	n.Busy += m.Busy
-	n.Refused += m.Refused
-	n.Failed += m.Failed
-	n.Unanswered += m.Unanswered
-	n.Unsent += m.Unsent
-}
-
-func Count(all []Answered) (n Answers) {
-	for _, a := range all {
-		switch {
-		case a.unsent:
-			n.Unsent++
-		case a.Status == client.StatusUnanswered:
-			n.Unanswered++
-		case a.Status == client.StatusOK:
-			n.OK++
-		case a.Status == client.StatusLate:
-			n.Late++
-		case a.Status == client.StatusIncomplete:
-			n.Incomplete++
-		case a.Status == client.StatusBusy:
-			n.Busy++
-		case a.Status == client.StatusRefused:
-			n.Refused++
-		case a.Status == client.StatusFailed:
-			n.Failed++
-		}
 	}
 	return n
 }

@@ -22,6 +22,8 @@ type Setup struct {
 	testbed.Setup
 	// Lab is the penstock-lab binary, for measurements in a separate process.
 	Lab string
+	// Progress, if not nil, is called with a description of each measurement.
+	Progress func(what string)
 }
 
 // Micros are percentiles in microseconds.

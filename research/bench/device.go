@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gpu"
@@ -73,7 +72,7 @@ func entryOf(name, visible string) (string, error) {
 }
 
 // deviceAndModels are the lines of a node's configuration that a set-up decides.
-func deviceAndModels(o *testbed.Setup) string {
+func deviceAndModels(o *Setup) string {
 	lines := fmt.Sprintf("device: %s\n", o.Device)
 	if o.Models == "" {
 		return lines
@@ -86,7 +85,7 @@ func deviceAndModels(o *testbed.Setup) string {
 }
 
 // checkCards returns an error if a model has no card.
-func checkCards(o *testbed.Setup, names []string) error {
+func checkCards(o *Setup, names []string) error {
 	for _, name := range names {
 		if _, err := o.Card(name); err != nil {
 			return err

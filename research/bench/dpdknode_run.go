@@ -135,20 +135,21 @@ func (o *DPDKNodeOptions) way(ctx context.Context, dir string, w *DPDKNodeWay, s
 	if huge {
 		w.Memory = "huge pages"
 	}
-	bo := testbed.Options{Device: o.Device, BusyPoll: busy, SlabMiB: nodeMemoryMiB}
+	var functions []Served
 	for _, m := range served {
-		bo.Functions = append(bo.Functions, servedBy(m, len(served)))
+		functions = append(functions, servedBy(m, len(served)))
 	}
+	bo := testbed.Options{Device: o.Device, SlabMiB: nodeMemoryMiB, More: configuration(functions, busy)}
 	socket := filepath.Join(dir, "memif.sock")
 	switch w.Source {
 	case "udp":
 		w.Camera = "a kernel UDP socket over loopback, UDP_SEGMENT trains whole (UDP_GRO)"
 	case "memif":
 		w.Camera = "DPDK in another process, shared memory"
-		bo.Source = o.sourceOf("net_memif0,role=server,id=0,rsize=11,socket-abstract=no,socket="+socket, huge)
+		bo.More += o.sourceOf("net_memif0,role=server,id=0,rsize=11,socket-abstract=no,socket="+socket, huge)
 	case "tap":
 		w.Camera = "a kernel UDP socket through a TAP device"
-		bo.Source = o.sourceOf("net_tap0,iface="+tapName, huge)
+		bo.More += o.sourceOf("net_tap0,iface="+tapName, huge)
 	default:
 		return fmt.Errorf("no such source: want udp, memif or tap")
 	}
@@ -173,7 +174,7 @@ func (o *DPDKNodeOptions) way(ctx context.Context, dir string, w *DPDKNodeWay, s
 		}
 		w.Functions = append(w.Functions, n)
 	}
-	p, _, _, err := b.Serving(served[0].function)
+	p, _, _, err := servingProcess(b, served[0].function)
 	if err != nil {
 		return err
 	}
@@ -183,11 +184,11 @@ func (o *DPDKNodeOptions) way(ctx context.Context, dir string, w *DPDKNodeWay, s
 	if w.Mbufs, w.MbufsHeld, err = mbufsOf(b); err != nil {
 		return err
 	}
-	return b.End()
+	return drain(b)
 }
 
-func servedBy(m *nodeModel, of int) testbed.Served {
-	return testbed.Served{Name: m.function, Card: m.file, Percent: 100 / float64(of)}
+func servedBy(m *nodeModel, of int) Served {
+	return Served{Name: m.function, Card: m.file, Percent: 100 / float64(of)}
 }
 
 // sourceOf returns the configuration of a port.

@@ -26,9 +26,9 @@ type Fault struct {
 	Silence PartMillis `json:"silence_ms"`
 	// Answers are to all requests of all functions except the neighbour, over the whole
 	// run. Lost requests were accepted and never answered; they include the neighbour's.
-	Requests uint64          `json:"requests"`
-	Answers  testbed.Answers `json:"answers"`
-	Lost     uint64          `json:"lost"`
+	Requests uint64  `json:"requests"`
+	Answers  Answers `json:"answers"`
+	Lost     uint64  `json:"lost"`
 }
 
 // FaultResult describes one fault.
@@ -38,7 +38,7 @@ type FaultResult struct {
 	SilenceMillis map[string]float64 `json:"silence_ms"`
 	Longest       float64            `json:"longest_ms"`
 	// Answers are to requests that ended during the longest silence.
-	Answers testbed.Answers `json:"answers"`
+	Answers Answers `json:"answers"`
 }
 
 // FaultOptions say which functions are disturbed, and how.
@@ -74,7 +74,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 	if err != nil {
 		return r, err
 	}
-	functions := []testbed.Served{{Name: neighbour, Card: null, Percent: 10, Environment: map[string]string{"PENSTOCK_NULL": faultFor(o.Device)}}}
+	functions := []Served{{Name: neighbour, Card: null, Percent: 10, Environment: map[string]string{"PENSTOCK_NULL": faultFor(o.Device)}}}
 	pictures := map[string][]byte{}
 	for _, name := range o.ModelNames {
 		card, err := o.Card(name)
@@ -86,10 +86,10 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 			return r, err
 		}
 		r.Functions = append(r.Functions, card.Name)
-		pictures[card.Name] = testbed.NoisePicture(card)
-		functions = append(functions, testbed.Served{Name: card.Name, Card: file, Percent: float64(90 / len(o.ModelNames))})
+		pictures[card.Name] = testbed.Noise(card, 2)
+		functions = append(functions, Served{Name: card.Name, Card: file, Percent: float64(90 / len(o.ModelNames))})
 	}
-	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Functions: functions})
+	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, More: configuration(functions, 0)})
 	if err != nil {
 		return r, err
 	}
@@ -135,14 +135,14 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 		r.Requests += l.Sent()
 		all = append(all, l.Between(0, 0)...)
 	}
-	r.Answers = testbed.Count(all)
+	r.Answers = Count(all)
 	if status, err = b.Status(); err != nil {
 		return r, err
 	}
 	for _, f := range status.Functions {
 		r.Lost += f.Lost
 	}
-	return r, b.End()
+	return r, drain(b)
 }
 
 // fault waits until every function has a shadow, provokes a fault in the neighbour, and
@@ -169,7 +169,7 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[
 	defer cancel()
 	err = b.WaitFor(limit, "answers", func() bool {
 		for _, l := range loads {
-			if testbed.Count(l.Between(max(began, shm.Now()-int64(time.Second/2)), 0)).OK == 0 {
+			if Count(l.Between(max(began, shm.Now()-int64(time.Second/2)), 0)).OK == 0 {
 				return false
 			}
 		}
@@ -190,7 +190,7 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[
 		r.Longest = max(r.Longest, r.SilenceMillis[name])
 		during = append(during, l.Between(from+1, to)...)
 	}
-	r.Answers = testbed.Count(during)
+	r.Answers = Count(during)
 	return r, nil
 }
 

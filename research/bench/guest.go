@@ -138,7 +138,7 @@ func (o *GuestOptions) guestCommand(dir string) ([]string, error) {
 
 // round adds the values of one node. The sandbox is off, so that a guest inside MPS keeps this user.
 func (o *GuestOptions) round(ctx context.Context, name string, seed uint64, r *Guest) error {
-	config := deviceAndModels(&o.Setup.Setup) + fmt.Sprintf("sandbox: off\nfunctions: [{name: fn, model: %q, port: 0}]\n", o.Model)
+	config := deviceAndModels(&o.Setup) + fmt.Sprintf("sandbox: off\nfunctions: [{name: fn, model: %q, port: 0}]\n", o.Model)
 	starting, cancel := context.WithTimeoutCause(ctx, guestPatience, errors.New("the function had no ready process"))
 	defer cancel()
 	o.Printf("%s: start node", name)
@@ -201,7 +201,7 @@ func (o *GuestOptions) round(ctx context.Context, name string, seed uint64, r *G
 
 // load sends requests to the function, and adds the results to to, if it is not nil.
 func (o *GuestOptions) load(ctx context.Context, n *node.Node, seed uint64, duration time.Duration, to *GuestFunction) error {
-	sharing := SharingOptions{Setup: o.Setup.Setup, Duration: duration}
+	sharing := SharingOptions{Setup: o.Setup, Duration: duration}
 	report, err := sharing.runLoad(ctx, n.Dir, map[string]float64{"fn": o.Rate}, seed)
 	if err != nil || to == nil {
 		return err

@@ -53,10 +53,10 @@ type LimitPoint struct {
 
 // LimitLoad is the result of a closed loop.
 type LimitLoad struct {
-	ImagesPerSecond float64         `json:"images_per_s"`
-	MeanBatch       float64         `json:"mean_batch"`
-	Latency         Micros          `json:"latency_us"`
-	Answers         testbed.Answers `json:"answers"`
+	ImagesPerSecond float64 `json:"images_per_s"`
+	MeanBatch       float64 `json:"mean_batch"`
+	Latency         Micros  `json:"latency_us"`
+	Answers         Answers `json:"answers"`
 	// AggressorImagesPerSecond is the aggressor's rate in the same time.
 	AggressorImagesPerSecond float64 `json:"aggressor_images_per_s,omitempty"`
 }
@@ -116,7 +116,7 @@ func (o *LimitOptions) series(ctx context.Context, r *Limit, change configs.Chan
 	}
 	neighbour.Percent = 90
 	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: change,
-		Functions: []testbed.Served{{Name: limited, Card: file, Percent: 10}, neighbour}})
+		More: configuration([]Served{{Name: limited, Card: file, Percent: 10}, neighbour}, 0)})
 	if err != nil {
 		return s, err
 	}
@@ -137,7 +137,7 @@ func (o *LimitOptions) series(ctx context.Context, r *Limit, change configs.Chan
 			percents = groupPercents(r.GroupSMs)
 		}
 	}
-	pictures := [2][]byte{testbed.NoisePicture(card), testbed.NoisePicture(neighbourCard)}
+	pictures := [2][]byte{testbed.Noise(card, 2), testbed.Noise(neighbourCard, 2)}
 	for _, percent := range percents {
 		o.Printf("%s: %.1f %%", change, percent)
 		p, err := o.point(ctx, b, change, percent, pictures)
@@ -146,7 +146,7 @@ func (o *LimitOptions) series(ctx context.Context, r *Limit, change configs.Chan
 		}
 		s.Points = append(s.Points, p)
 	}
-	return s, b.End()
+	return s, drain(b)
 }
 
 // groupPercents returns the shares of 1, 2, ... all groups: the multiprocessors of the first
@@ -164,8 +164,8 @@ func groupPercents(groups []int) (percents []float64) {
 }
 
 // neighbour returns the aggressor's function and its card.
-func (o *LimitOptions) neighbour(dir string) (testbed.Served, *models.Card, error) {
-	s := testbed.Served{Name: aggressor}
+func (o *LimitOptions) neighbour(dir string) (Served, *models.Card, error) {
+	s := Served{Name: aggressor}
 	if o.Aggressor != Spin {
 		card, err := o.Card(o.Aggressor)
 		if err != nil {
@@ -202,7 +202,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 		name    string
 		percent float64
 	}{{aggressor, rest}, {limited, percent}}
-	if _, _, f, err := b.Serving(limited); err != nil {
+	if _, _, f, err := servingProcess(b, limited); err != nil {
 		return p, err
 	} else if f.SharePercent > percent {
 		slices.Reverse(steps)
@@ -223,7 +223,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 			return p, err
 		}
 	}
-	_, _, f, err := b.Serving(limited)
+	_, _, f, err := servingProcess(b, limited)
 	if err != nil {
 		return p, err
 	}
@@ -239,14 +239,14 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 		return p, err
 	}
 	// Count only after the process has run on its groups, not during its move.
-	process, in, _, err := b.Serving(limited)
+	process, in, _, err := servingProcess(b, limited)
 	if err != nil {
 		return p, err
 	}
 	if p.SMs, p.Groups = process.SMs, len(in.SMGroups); rest < 0.1 {
 		return p, nil
 	}
-	process, _, f, err = b.Serving(aggressor)
+	process, _, f, err = servingProcess(b, aggressor)
 	if err != nil {
 		return p, err
 	}
@@ -266,7 +266,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 	p.Loaded = &beside
 	own.Stop()
 	other.Stop()
-	if n := testbed.Count(append(own.Between(0, 0), other.Between(0, 0)...)); n.Unanswered > 0 {
+	if n := Count(append(own.Between(0, 0), other.Between(0, 0)...)); n.Unanswered > 0 {
 		return p, fmt.Errorf("%d requests were not answered; the node said: %s", n.Unanswered, lastOf(b.Log()))
 	}
 	return p, nil
@@ -285,10 +285,10 @@ func (o *LimitOptions) measure(ctx context.Context, own, other *testbed.Traffic)
 	to := shm.Now()
 	seconds := time.Duration(to - from).Seconds()
 	all := own.Between(from, to)
-	l.Answers, l.MeanBatch, l.Latency = testbed.Count(all), meanBatch(all), micros(latenciesOf(all))
+	l.Answers, l.MeanBatch, l.Latency = Count(all), meanBatch(all), micros(latenciesOf(all))
 	l.ImagesPerSecond = float64(l.Answers.OK) / seconds
 	if other != nil {
-		l.AggressorImagesPerSecond = float64(testbed.Count(other.Between(from, to)).OK) / seconds
+		l.AggressorImagesPerSecond = float64(Count(other.Between(from, to)).OK) / seconds
 	}
 	return l, nil
 }

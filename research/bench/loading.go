@@ -47,7 +47,7 @@ type Loading struct {
 
 // LoadingOptions say what RunLoading measures.
 type LoadingOptions struct {
-	testbed.Setup
+	Setup
 	ModelNames []string // of the members
 	MemoryMiB  int
 	Neighbour  string

@@ -44,9 +44,9 @@ type MovesCase struct {
 	Every     []float64  `json:"every_idle_us"` // of each move, in order
 	Takes     PartMillis `json:"order_to_served_ms"`
 	// Unloaded moves found no waiting work and are not in Idle.
-	Unloaded int             `json:"unloaded"`
-	Requests uint64          `json:"requests"`
-	Answers  testbed.Answers `json:"answers"`
+	Unloaded int     `json:"unloaded"`
+	Requests uint64  `json:"requests"`
+	Answers  Answers `json:"answers"`
 	// Lost requests were accepted and never answered.
 	Lost            uint64  `json:"lost"`
 	ImagesPerSecond float64 `json:"images_per_s"`
@@ -135,11 +135,11 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	if err != nil {
 		return m, err
 	}
-	var functions []testbed.Served
+	var functions []Served
 	for i := range o.Functions {
-		functions = append(functions, testbed.Served{Name: "busy" + strconv.Itoa(i), Card: file, Percent: o.From, Streams: o.Streams})
+		functions = append(functions, Served{Name: "busy" + strconv.Itoa(i), Card: file, Percent: o.From, Streams: o.Streams})
 	}
-	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: change, Functions: functions})
+	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: change, More: configuration(functions, 0)})
 	if err != nil {
 		return m, err
 	}
@@ -158,13 +158,13 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	began := shm.Now()
 	for _, f := range functions {
 		v := &mover{o: o, b: b, name: f.Name, change: change}
-		process, _, status, err := b.Serving(f.Name)
+		process, _, status, err := servingProcess(b, f.Name)
 		if err != nil {
 			return m, err
 		}
 		v.sms = append(v.sms, process.SMs)
 		inFlight := max(8, 2*o.Batch)
-		v.load, err = testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: status.Port, Flows: 2, InFlight: inFlight, Picture: testbed.NoisePicture(card), Expect: 1 << 20})
+		v.load, err = testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: status.Port, Flows: 2, InFlight: inFlight, Picture: testbed.Noise(card, 2), Expect: 1 << 20})
 		if err != nil {
 			return m, err
 		}
@@ -204,7 +204,7 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 		m.Unloaded += v.unloaded
 		m.Lost += f.Lost
 		m.Requests += v.load.Sent()
-		m.Answers.Add(testbed.Count(all))
+		m.Answers.Add(Count(all))
 		m.SMs = append(m.SMs, v.sms...)
 	}
 	for _, d := range idle {
@@ -216,7 +216,7 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	if n := m.Answers.Unanswered + m.Answers.Unsent; n > 0 {
 		return m, fmt.Errorf("%d requests were not answered, or not sent; the node said: %s", n, lastOf(b.Log()))
 	}
-	return m, b.End()
+	return m, drain(b)
 }
 
 // moveAll moves the functions n times, all at the same time, each independently. It calls
@@ -268,7 +268,7 @@ func (v *mover) moves(ctx context.Context, n int, done func()) error {
 		}
 		v.idle = append(v.idle, idle)
 		if i == 0 {
-			process, _, _, err := v.b.Serving(v.name)
+			process, _, _, err := servingProcess(v.b, v.name)
 			if err != nil {
 				return err
 			}

@@ -60,13 +60,13 @@ type ThroughputCase struct {
 	Ports int `json:"ports"`
 	Flows int `json:"flows"`
 	// InFlight is how many requests each flow keeps in flight.
-	InFlight        int             `json:"in_flight"`
-	Seconds         float64         `json:"seconds"`
-	ImagesPerSecond float64         `json:"images_per_s"`
-	BytesPerSecond  float64         `json:"bytes_per_s"`
-	MeanBatch       float64         `json:"mean_batch"`
-	Answers         testbed.Answers `json:"answers"`
-	KernelDrops     uint64          `json:"kernel_drops"`
+	InFlight        int     `json:"in_flight"`
+	Seconds         float64 `json:"seconds"`
+	ImagesPerSecond float64 `json:"images_per_s"`
+	BytesPerSecond  float64 `json:"bytes_per_s"`
+	MeanBatch       float64 `json:"mean_batch"`
+	Answers         Answers `json:"answers"`
+	KernelDrops     uint64  `json:"kernel_drops"`
 	// Ratio is relative to the bare framework with one batch in flight, RatioOverlapped
 	// to it with two. If there is more than one bare result, the target refers to the
 	// better one.
@@ -167,7 +167,7 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 		}
 		c.BareOverlappedImagesPerSecond = overlapped.ImagesPerSecond
 	}
-	picture := testbed.NoisePicture(card)
+	picture := testbed.Noise(card, 2)
 	for _, busy := range o.BusyPoll {
 		w := OverheadWay{BusyPollMillis: busy.Seconds() * 1000}
 		for i, ports := range o.Ports {
@@ -249,15 +249,15 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	t := ThroughputCase{Ports: ports, Flows: o.Flows, Seconds: o.Duration.Seconds()}
 	// Four batches: two in flight, one complete, one arriving; at least 8.
 	t.InFlight = max(8, (4*c.Batch+o.Flows-1)/o.Flows)
-	var functions []testbed.Served
+	var functions []Served
 	for i := range ports {
-		functions = append(functions, testbed.Served{Name: "fn" + strconv.Itoa(i), Card: file, Percent: float64(100 / ports)})
+		functions = append(functions, Served{Name: "fn" + strconv.Itoa(i), Card: file, Percent: float64(100 / ports)})
 	}
 	slots := 64
 	for slots < 2*t.InFlight*o.Flows {
 		slots *= 2
 	}
-	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Functions: functions, Slots: slots, BusyPoll: busy})
+	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, More: configuration(functions, busy), Slots: slots})
 	if err != nil {
 		return t, err
 	}
@@ -310,7 +310,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	for _, l := range loads {
 		l.Stop()
 	}
-	t.Answers, t.MeanBatch = testbed.Count(all), meanBatch(all)
+	t.Answers, t.MeanBatch = Count(all), meanBatch(all)
 	t.Seconds = time.Duration(to - from).Seconds()
 	t.ImagesPerSecond = float64(t.Answers.OK) / t.Seconds
 	t.BytesPerSecond = t.ImagesPerSecond * float64(len(picture))
@@ -320,7 +320,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	if t.Answers.OK == 0 {
 		return t, fmt.Errorf("no request was answered ok: %+v; the node said: %s", t.Answers, lastOf(b.Log()))
 	}
-	return t, b.End()
+	return t, drain(b)
 }
 
 // volleys measures the time added to batches whose last packets arrive at once.

@@ -86,7 +86,7 @@ type ModelLatency struct {
 
 // ResidencyOptions say what RunResidency compares. Functions of the models follow each other.
 type ResidencyOptions struct {
-	testbed.Setup
+	Setup
 	ModelNames []string
 	// Variants gives the n-th function of a model the card NAME-n, from the second one on.
 	Variants bool

@@ -13,7 +13,7 @@ import (
 
 // setShare orders a share and waits until the serving process has it.
 func setShare(ctx context.Context, b *testbed.Harness, name string, percent float64, change configs.Change) error {
-	before, _, f, err := b.Serving(name)
+	before, _, f, err := servingProcess(b, name)
 	if err != nil {
 		return err
 	}
@@ -26,7 +26,7 @@ func setShare(ctx context.Context, b *testbed.Harness, name string, percent floa
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("share %.1f of %s was not applied within a minute", percent, name))
 	defer cancel()
 	return b.WaitFor(limit, "a share", func() bool {
-		p, in, f, err := b.Serving(name)
+		p, in, f, err := servingProcess(b, name)
 		if err != nil || p.PID == 0 || p.WarmingUp || !testbed.Same(f.SharePercent, percent) {
 			return false
 		}
@@ -46,7 +46,7 @@ func shadowReady(ctx context.Context, b *testbed.Harness, name string) error {
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s had no shadow within a minute", name))
 	defer cancel()
 	return b.WaitFor(limit, "a shadow", func() bool {
-		p, in, _, err := b.Serving(name)
+		p, in, _, err := servingProcess(b, name)
 		return err == nil && !p.WarmingUp && slices.ContainsFunc(in.Processes, func(p control.ProcessStatus) bool {
 			return p.Role == control.Shadow && p.State == control.Loaded
 		})

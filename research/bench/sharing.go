@@ -56,7 +56,7 @@ type SharingFunction struct {
 // SharingOptions say how long to measure. Only, if not empty, names the mixes to
 // measure.
 type SharingOptions struct {
-	testbed.Setup
+	Setup
 	Duration time.Duration
 	Rounds   int
 	Only     []string

@@ -74,7 +74,7 @@ func RunStart(ctx context.Context, o StartOptions) (r Start, err error) {
 		return r, err
 	}
 	r.Device = deviceName(&status)
-	return r, b.End()
+	return r, drain(b)
 }
 
 // startOnce adds a function, and removes it when it has all its batch sizes.
@@ -87,7 +87,7 @@ func startOnce(ctx context.Context, b *testbed.Harness, name, card string) (serv
 	limit, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("it did not have all batch sizes within two minutes"))
 	defer cancel()
 	if err := b.WaitFor(limit, "all batch sizes", func() bool {
-		p, _, _, err := b.Serving(name)
+		p, _, _, err := servingProcess(b, name)
 		return err == nil && p.PID != 0 && !p.WarmingUp
 	}); err != nil {
 		return 0, 0, err

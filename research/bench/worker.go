@@ -43,7 +43,7 @@ type WorkerWay struct {
 
 // WorkerOptions say what RunWorker compares. Functions of the models follow each other.
 type WorkerOptions struct {
-	testbed.Setup
+	Setup
 	ModelNames []string
 	Functions  int
 	Rounds     int

@@ -26,10 +26,9 @@ func (d *deviceFlags) register(cmd *cobra.Command, device string) {
 }
 
 // cpuSetup is the set-up of a benchmark on this machine's CPUs.
-func cpuSetup() (testbed.Setup, error) {
+func cpuSetup() (bench.Setup, error) {
 	flags := deviceFlags{device: configs.DeviceCPU}
-	setup, err := flags.options()
-	return setup.Setup, err
+	return flags.options()
 }
 
 // options checks that the device exists and describes the machine.

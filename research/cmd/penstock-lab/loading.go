@@ -42,7 +42,7 @@ whether that is so. Slow senders spread a request over --spread. Rows have the m
 			if err != nil {
 				return err
 			}
-			o.Setup = setup.Setup
+			o.Setup = setup
 			r, err := bench.RunLoading(cmd.Context(), o)
 			if err != nil {
 				return err

@@ -51,7 +51,7 @@ processes. Rows have the median and the range of the runs; those of models have 
 			if err != nil {
 				return err
 			}
-			o.Setup = setup.Setup
+			o.Setup = setup
 			r, err := bench.RunResidency(cmd.Context(), o)
 			if err != nil {
 				return err

@@ -33,7 +33,7 @@ all functions serve.`,
 			if err != nil {
 				return err
 			}
-			o.Setup = setup.Setup
+			o.Setup = setup
 			r, err := bench.RunWorker(cmd.Context(), o)
 			if err != nil {
 				return err
