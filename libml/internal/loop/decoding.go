@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock/penstock/libml/decode"
 	"github.com/penstock/penstock/libml/internal/tensors"
@@ -17,6 +18,8 @@ const (
 	manyOutputBytes = 64 << 10
 	// maxDecoders is enough to decode as fast as the fastest GPU infers.
 	maxDecoders = 8
+	// roomsPerDecoder is how many images a decoder decodes for one wake of its thread.
+	roomsPerDecoder = 4
 )
 
 // NewDecoders makes a decoder for each thread that decodes a batch: one, or up to threads if an image has large outputs.
@@ -38,16 +41,18 @@ func NewDecoders(card *models.Card, threads int) (decoders []*decode.Decoder, er
 	return decoders, nil
 }
 
-// decoding decodes images of a batch, as many at once as there are decoders. The loop's thread has the first decoder.
+// decoding decodes images of a batch, as many at once as there are decoders. The loop's thread has the first decoder. Each
+// takes the next image when it is done with one, so no thread waits for a slow one.
 type decoding struct {
 	card     *models.Card
 	decoders []*decode.Decoder
 	images   [][][]byte // by decoder: an image's outputs
 	selected [][][]byte // by decoder: bitmaps of their rows
-	rooms    []room     // by decoder
+	rooms    []room
 	tensors  *tensors.Tensors
-	first    int      // image of rooms[0]
-	wake     chan int // the index of a decoder with work
+	first    int          // image of rooms[0]
+	taken    atomic.Int64 // rooms that a decoder has taken
+	wake     chan int     // the index of a decoder with work
 	running  sync.WaitGroup
 }
 
@@ -65,7 +70,11 @@ type room struct {
 var errNoRoom = errors.New("no room for results: the manager does not read those before")
 
 func newDecoding(card *models.Card, decoders []*decode.Decoder) *decoding {
-	d := &decoding{card: card, decoders: decoders, rooms: make([]room, 0, len(decoders)), wake: make(chan int)}
+	rooms := 1
+	if n := len(decoders); n > 1 {
+		rooms = min(card.MaxBatch(), n*roomsPerDecoder)
+	}
+	d := &decoding{card: card, decoders: decoders, rooms: make([]room, 0, rooms), wake: make(chan int)}
 	for range decoders {
 		d.images = append(d.images, make([][]byte, len(card.Outputs)))
 		d.selected = append(d.selected, make([][]byte, len(card.Outputs)))
@@ -98,7 +107,8 @@ func placeOf(in *models.Input, p wire.Picture) wire.Place {
 // run decodes the images from first on, one per room.
 func (d *decoding) run(t *tensors.Tensors, first int) {
 	d.tensors, d.first = t, first
-	for i := 1; i < len(d.rooms); i++ {
+	d.taken.Store(0)
+	for i := 1; i < min(len(d.decoders), len(d.rooms)); i++ {
 		d.running.Add(1)
 		d.wake <- i
 	}
@@ -106,15 +116,17 @@ func (d *decoding) run(t *tensors.Tensors, first int) {
 	d.running.Wait()
 }
 
-// decode decodes the image of room i with decoder i.
+// decode decodes images with decoder i until all are taken.
 func (d *decoding) decode(i int) {
-	r := &d.rooms[i]
-	if r.err != nil {
-		return
-	}
-	d.tensors.Image(d.images[i], d.selected[i], d.first+i)
-	var err error
-	if r.payload, r.kind, err = d.decoders[i].AppendFrom(r.buffer, d.images[i], d.selected[i], r.lowest, r.place); err != nil {
-		r.err = fmt.Errorf("decode outputs of %s: %w", d.card.Name, err)
+	for k := int(d.taken.Add(1)) - 1; k < len(d.rooms); k = int(d.taken.Add(1)) - 1 {
+		r := &d.rooms[k]
+		if r.err != nil {
+			continue
+		}
+		d.tensors.Image(d.images[i], d.selected[i], d.first+k)
+		var err error
+		if r.payload, r.kind, err = d.decoders[i].AppendFrom(r.buffer, d.images[i], d.selected[i], r.lowest, r.place); err != nil {
+			r.err = fmt.Errorf("decode outputs of %s: %w", d.card.Name, err)
+		}
 	}
 }

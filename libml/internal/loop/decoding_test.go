@@ -156,8 +156,8 @@ func BenchmarkDecoding(b *testing.B) {
 			defer l.decoding.stop()
 			const images = 8
 			for b.Loop() {
-				for first := 0; first < images; first += threads {
-					l.decoding.rooms = l.decoding.rooms[:threads]
+				for first := 0; first < images; first += cap(l.decoding.rooms) {
+					l.decoding.rooms = l.decoding.rooms[:cap(l.decoding.rooms)]
 					for i := range l.decoding.rooms {
 						l.decoding.rooms[i] = room{buffer: l.Ring.ResultBuffer(0)[:0]}
 					}
