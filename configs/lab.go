@@ -30,7 +30,7 @@ type Lab struct {
 }
 
 // ReadLab reads the Lab from this process's environment. Without the variable, or if it is
-// empty, the result is the zero value. Values are checked where they are used: programs set them.
+// empty, the result is the zero value. It does not check values: programs set them.
 func ReadLab() (l Lab, err error) {
 	text := os.Getenv(LabVariable)
 	if text == "" {

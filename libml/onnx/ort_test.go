@@ -34,8 +34,7 @@ func TestRefusedSession(t *testing.T) {
 	}
 }
 
-// A session on the CPU takes its memory from a pool too, if ONNX Runtime is told so: with the calls and the allocator
-// of sessions on a GPU, whose provider the library of the tests lacks.
+// The library of the tests has no provider for GPUs. A session on the CPU makes the same calls, with the same allocator.
 func TestSessionAllocates(t *testing.T) {
 	const child = "PENSTOCK_SESSION_ALLOCATES"
 	if os.Getenv(child) == "" {

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// Select is what a selection means, for one image: it sets the bits of the selected rows in bitmap and copies what is read
-// of them from outputs to results, where the columns of a row are neighbours.
+// Select defines a selection, for one image. It sets the bits of the selected rows in bitmap, and copies what is read of
+// them from outputs to results. There, the columns of a row are neighbours.
 func Select(s device.Selection, outputs, results [][]byte, bitmap []byte) {
 	at := func(t device.Table, row, column int) int {
 		return 4 * (t.First + row*t.RowStride + column*t.ColumnStride)
