@@ -543,7 +543,7 @@ func TestPicturesOfAnySize(t *testing.T) {
 	})
 }
 
-// TestResends loses packets of a picture: the camera is asked for them, until they come or the deadline passes.
+// TestResends loses packets of a picture. Commands name them until they come or the deadline passes.
 func TestResends(t *testing.T) {
 	onBed(t, forAnySize, func(b *harness) {
 		asked := func(e *Events, ranges ...[2]uint32) {

@@ -2,12 +2,13 @@ package cameras
 
 import "encoding/binary"
 
-// The GigE Vision Control Protocol, big-endian. A camera takes commands at ControlPort, and sends packets again:
+// The GigE Vision Control Protocol, big-endian. A camera takes commands at ControlPort. This one asks for packets:
 //
-//	 0  u8 0x42 · u8 flags · u16 command · u16 length of the rest · u16 request id, not 0
-//	 8  u16 stream channel 0 · u16 block id · u32 first packet id · u32 last packet id
-//	or, with the flag for extended ids:
-//	 8  u32 0 · u32 first packet id · u32 last packet id · u64 block id
+//	 0  u8 0x42 · u8 flags · u16 command
+//	 4  u16 length of the rest · u16 request id, not 0
+//	 8  u16 stream channel · u16 block id; 0 if extended
+//	12  u32 first packet id · u32 last packet id
+//	20  u64 block id, if extended
 
 // ControlPort is the UDP port of cameras for commands.
 const ControlPort = 3956

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Camera is a GigE Vision camera that loses packets, and sends again what it is asked for.
+// Camera is a GigE Vision camera that loses packets. It sends again those that a command names.
 type Camera struct {
 	conn *net.UDPConn
 	to   netip.AddrPort
