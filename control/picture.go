@@ -29,8 +29,9 @@ type Picture struct {
 	ModelVersion uint32    `json:"model_version"`
 	Kind         wire.Kind `json:"kind"`
 	Payload      []byte    `json:"payload"`
-	// Pixels are the request's bytes, as the function takes them on the wire.
-	Pixels []byte `json:"pixels"`
+	// Pixels are the request's bytes. Without Shape they are as the card says.
+	Pixels []byte       `json:"pixels"`
+	Shape  wire.Picture `json:"shape,omitzero"`
 }
 
 // ReadPicture asks the manager whose runtime folder is dir for the newest picture of a function.

@@ -149,6 +149,7 @@ func TestLossyCamera(t *testing.T) {
 	o.LargestPicture, o.Gather = 4*width*height, 2*time.Second
 	o.Camera = &cameras.Reader{Format: cameras.GVSP, Largest: o.LargestPicture}
 	b := newHarnessOn(t, open(t, network, 1), o, 100)
+	b.SetPictures(time.Nanosecond)
 	c := b.owner(0, 1)
 	camera := must.Get(cameratest.NewCamera(netip.MustParseAddrPort("127.0.57.1:3956"), b.LocalAddr(), 0.01))(t)
 	t.Cleanup(camera.Close)
@@ -174,6 +175,11 @@ func TestLossyCamera(t *testing.T) {
 			t.Error("the descriptors do not lead to the picture that was sent")
 		}
 		c.Answer([]uint32{slot}, nil)
+	}
+	shape := wire.Picture{Format: wire.FormatBayerRG12p, Width: width, Height: height}
+	b.eventually("the last picture is copied for the page", func() bool { return b.PictureNumber() == pictures })
+	if p, _ := b.Picture(); p.Shape != shape || !bytes.Equal(p.Pixels, picture.Pixels) {
+		t.Errorf("copied %d bytes of %v, want the picture that was sent", len(p.Pixels), p.Shape)
 	}
 	if complete < pictures || camera.Lost() < pictures {
 		t.Errorf("%d of %d pictures are complete; the camera lost %d packets", complete, pictures, camera.Lost())

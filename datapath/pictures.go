@@ -33,8 +33,9 @@ type Picture struct {
 	ModelVersion uint32
 	Kind         wire.Kind
 	Payload      []byte
-	// Pixels are the request's bytes.
+	// Pixels are the request's bytes, and Shape is what they are; the zero value is the card's picture.
 	Pixels []byte
+	Shape  wire.Picture
 }
 
 // pictures holds the copies of a port.
@@ -51,6 +52,9 @@ type pictures struct {
 	newest *Picture
 }
 
+// maxPictureBytes is the size of the largest picture that is copied: control.MaxPictureBytes.
+const maxPictureBytes = 8 << 20
+
 // SetPictures lets the port copy a picture per interval; 0 ends that.
 func (p *Port) SetPictures(interval time.Duration) {
 	if interval == 0 {
@@ -58,7 +62,7 @@ func (p *Port) SetPictures(interval time.Duration) {
 		return
 	}
 	buffer := func() *Picture {
-		return &Picture{Payload: make([]byte, 0, p.geometry.ResultBytes), Pixels: make([]byte, p.requestBytes)}
+		return &Picture{Payload: make([]byte, 0, p.geometry.ResultBytes), Pixels: make([]byte, min(max(p.requestBytes, p.largestPicture), maxPictureBytes))}
 	}
 	p.pictures.Store(&pictures{
 		interval: int64(interval), fragments: make([]shm.Fragment, 0, p.geometry.MaxFragments), back: buffer(), newest: buffer(),
@@ -97,13 +101,17 @@ func (p *Port) Picture() (copied Picture, ok bool) {
 // slot's owner and Port.mu. The slot has not ended yet.
 func (t *replyTurn) claim(slot uint32, now int64, origin *aggregate.Origin, result *wire.Result, payload []byte) {
 	c := t.port.pictures.Load()
-	if c == nil || now < c.next || t.port.table.Request(slot).Format != 0 || result.Status != wire.StatusOK || !c.claimed.CompareAndSwap(false, true) {
+	if c == nil || now < c.next || result.Status != wire.StatusOK {
+		return
+	}
+	request := t.port.table.Request(slot)
+	if int(request.Bytes) > cap(c.back.Pixels) || !c.claimed.CompareAndSwap(false, true) {
 		return
 	}
 	c.next = now + c.interval
-	table := t.port.table
-	c.fragments = append(c.fragments[:0], table.Fragments(slot)[:table.Request(slot).Fragments]...)
+	c.fragments = append(c.fragments[:0], t.port.table.Fragments(slot)[:request.Fragments]...)
 	b := c.back
+	b.Shape, b.Pixels = request.Picture(), b.Pixels[:request.Bytes]
 	b.From, b.RequestID, b.FirstFragment = origin.From, origin.RequestID, origin.FirstFragment
 	b.ModelVersion, b.Kind, b.Payload = result.ModelVersion, result.Kind, b.Payload[:0]
 	if result.Kind != wire.KindRaw && result.Kind != wire.KindTensors {

@@ -91,7 +91,8 @@ type Port struct {
 	stopped atomic.Bool    // tells the receive threads to end
 	version atomic.Uint32
 
-	requestBytes  int
+	requestBytes, largestPicture int
+
 	pictures      atomic.Pointer[pictures] // nil: none are copied
 	pictureNumber atomic.Uint64
 
@@ -165,10 +166,10 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 			PoolBytes:    poolBytes(slots, max(minResultBytes, o.ResultBytes)),
 		},
 		sources:      sources,
-		requestBytes: o.RequestBytes,
-		flights:      make([]flight, slots),
-		objective:    o.Objective,
-		owners:       make([]atomic.Uint32, slots),
+		requestBytes: o.RequestBytes, largestPicture: o.LargestPicture,
+		flights:   make([]flight, slots),
+		objective: o.Objective,
+		owners:    make([]atomic.Uint32, slots),
 	}
 	p.version.Store(o.Version)
 	defer func() {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/models/picture"
 )
 
 // pictures brings the pictures that the manager has copied (`pictures:` of a function) to the wall.
@@ -79,16 +80,20 @@ func (p *pictures) fetch(ctx context.Context, name string) error {
 	if f.LocalAddr() == copied.From || copied.ModelVersion != f.Card.Version {
 		return nil
 	}
-	photo, answer, found, err := f.Read(copied.Pixels, copied.Kind, copied.Payload)
+	photo, answer, found, err := f.Read(copied.Shape, copied.Pixels, copied.Kind, copied.Payload)
 	if err != nil {
 		return err
+	}
+	width := photo.Bounds().Dx()
+	if raw, ok := photo.(*picture.Raw); ok {
+		photo = shrink(raw)
 	}
 	var file bytes.Buffer
 	if err := jpeg.Encode(&file, photo, nil); err != nil {
 		return fmt.Errorf("encode picture of %s: %w", name, err)
 	}
 	p.wall.add(&wallPicture{file: file.Bytes(), at: copied.Answered, shown: shown{
-		Function: name, LatencyMS: millis(copied.Latency), Found: seenIn(f.Items(answer, found)), Client: copied.From.String(),
+		Function: name, LatencyMS: millis(copied.Latency), Found: seenIn(f.Items(answer, found)), Client: copied.From.String(), Width: width,
 	}})
 	return nil
 }

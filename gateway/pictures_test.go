@@ -67,6 +67,24 @@ func TestPictures(t *testing.T) {
 		t.Errorf("picture %v with %d red and %d green", photo.Bounds(), r>>8, g>>8)
 	}
 
+	// A picture of another format and size is shown smaller, with what was found in its own pixels.
+	p.Number, p.Shape = 2, wire.Picture{Format: wire.FormatNV12, Width: 1280, Height: 720}
+	p.Pixels = bytes.Repeat([]byte{82}, 1280*720*3/2)
+	for i := 1280 * 720; i < len(p.Pixels); i += 2 {
+		p.Pixels[i], p.Pixels[i+1] = 90, 240 // red
+	}
+	show(p)
+	if list = s.wall.list(); list[0].Width != 1280 || !reflect.DeepEqual(list[0].Found[0].Box, []int{320, 180, 960, 540}) {
+		t.Errorf("the wall has %+v", list)
+	}
+	response = httptest.NewRecorder()
+	s.routes().ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/api/wall/finder", nil))
+	photo, err = jpeg.Decode(response.Body)
+	must.OK(t, err)
+	if r, g, _, _ := photo.At(2, 2).RGBA(); photo.Bounds().Dx() != 640 || photo.Bounds().Dy() != 360 || r>>8 < 200 || g>>8 > 60 {
+		t.Errorf("picture %v with %d red and %d green", photo.Bounds(), r>>8, g>>8)
+	}
+
 	own, err := s.functions.Function("finder")
 	must.OK(t, err)
 	for name, change := range map[string]func(p *control.Picture){

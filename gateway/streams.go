@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/models/picture"
 )
 
 // The wall shows frames of streams at most every frameInterval per function, at most frameSide
@@ -34,13 +35,17 @@ func (f *frames) observe(r stream.Result) {
 		return
 	}
 	var file bytes.Buffer
-	size := r.Frame.Image.Bounds().Size()
-	factor := min(1, frameSide/float64(max(size.X, size.Y)))
-	shown := image.Pt(max(1, int(float64(size.X)*factor)), max(1, int(float64(size.Y)*factor)))
-	if err := jpeg.Encode(&file, r.Frame.Image.RGBA(shown), nil); err != nil {
+	if err := jpeg.Encode(&file, shrink(r.Frame.Image), nil); err != nil {
 		return // a buffer takes everything, and the size is right
 	}
-	f.wall.show(r.Function, file.Bytes(), r.Age, r.Items, size.X)
+	f.wall.show(r.Function, file.Bytes(), r.Age, r.Items, r.Frame.Image.Bounds().Dx())
+}
+
+// shrink fits a picture into frameSide pixels.
+func shrink(raw *picture.Raw) image.Image {
+	size := raw.Bounds().Size()
+	factor := min(1, frameSide/float64(max(size.X, size.Y)))
+	return raw.RGBA(image.Pt(max(1, int(float64(size.X)*factor)), max(1, int(float64(size.Y)*factor))))
 }
 
 // due reports whether a function's next frame is shown.

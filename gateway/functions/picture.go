@@ -65,9 +65,19 @@ func (f *Function) LocalAddr() netip.AddrPort {
 }
 
 // Read turns a request of any client and its answer into a picture and what was found in it. The
-// picture may use pixels.
-func (f *Function) Read(pixels []byte, kind wire.Kind, payload []byte) (photo image.Image, a Answer, found []Detection, err error) {
+// picture may use pixels. It is a picture.Raw if shape is not the zero value.
+func (f *Function) Read(shape wire.Picture, pixels []byte, kind wire.Kind, payload []byte) (photo image.Image, a Answer, found []Detection, err error) {
 	in := &f.Card.Input
+	if shape.Format != 0 {
+		if err := shape.Check(len(pixels), len(pixels)); err != nil {
+			return nil, a, nil, fmt.Errorf("read picture of %s: %w", f.Name, err)
+		}
+		if err := a.Decode(kind, payload); err != nil {
+			return nil, a, nil, fmt.Errorf("decode answer of %s: %w", f.Name, err)
+		}
+		raw := &picture.Raw{Shape: shape, Pix: pixels}
+		return raw, a, f.locate(&a, picture.Whole(raw.Bounds().Size())), nil
+	}
 	if err := CheckPhotos(in); err != nil {
 		return nil, a, nil, err
 	}

@@ -289,9 +289,12 @@ func (fl *Fleet) Picture(name string) (get func() (control.Picture, error), err 
 		if !ok {
 			return control.Picture{}, fmt.Errorf("function %s has no picture yet; `pictures: 1/s` in its configuration keeps some", name)
 		}
+		if p.Shape.Format == 0 {
+			p.Pixels = toRGB(format, in, p.Pixels)
+		}
 		return control.Picture{
 			Number: p.Number, From: p.From, Answered: time.Now().Add(time.Duration(p.Sent - shm.Now())), Latency: time.Duration(p.Sent - p.FirstFragment),
-			ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: toRGB(format, in, p.Pixels),
+			ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: p.Pixels, Shape: p.Shape,
 		}, nil
 	}, nil
 }
