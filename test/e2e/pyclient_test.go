@@ -36,7 +36,7 @@ type pythonAnswer struct {
 func TestPythonClient(t *testing.T) {
 	t.Parallel()
 	python := pythonWith(t, "numpy", "install Debian's python3-numpy")
-	nd := start(t, "functions:\n  - {name: face, port: 0, slo: 20s}\n  - {name: detect, port: 0, slo: 20s}\n  - {name: fashion, port: 0, slo: 20s}\n")
+	nd := start(t, "functions:\n  - {name: face, port: 0, slo: 20s, max_picture: 1920x1080}\n  - {name: detect, port: 0, slo: 20s}\n  - {name: fashion, port: 0, slo: 20s}\n")
 	for _, name := range zoo.Names() {
 		t.Run(name, func(t *testing.T) {
 			card, err := zoo.Registry{Cache: t.TempDir()}.Find(name)
@@ -87,8 +87,8 @@ func runPage(t *testing.T, python, to string) {
 	page, err := os.ReadFile("../../docs/python.md")
 	must.OK(t, err)
 	listings := regexp.MustCompile("(?ms)^```python\n(.*?)^```").FindAllSubmatch(page, -1)
-	if len(listings) != 3 {
-		t.Fatalf("docs/python.md has %d programs, want 3", len(listings))
+	if len(listings) != 4 {
+		t.Fatalf("docs/python.md has %d programs, want 4", len(listings))
 	}
 	var program string
 	for _, l := range listings {
