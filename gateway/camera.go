@@ -174,7 +174,7 @@ func (s *server) inferFrame(ctx context.Context, f *functions.Function, frame []
 	if err != nil {
 		return answer, err
 	}
-	a, found, err := photo.infer(ctx, f, functions.Wanted{})
+	a, found, err := f.InferPrepared(ctx, &photo, functions.Wanted{})
 	answer = frameAnswer{LatencyMS: millis(time.Since(began)), Found: seenIn(f.Items(a, found))}
 	status, answered := errors.AsType[client.StatusError](err)
 	switch {

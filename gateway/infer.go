@@ -229,32 +229,30 @@ func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q
 	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
 		text = min(text, n)
 	}
-	payloads := buffer{memory: s.memory}
 	decode := func() error {
 		if q, err = openinference.DecodeRequest(body, header, f.Card); err != nil {
-			return badRequest(err)
-		}
-		if q.Needed > 0 {
-			if err := payloads.grow(r.Context(), q.Needed); err != nil {
-				return err
-			}
-		}
-		if err := q.Fill(payloads.data[:q.Needed]); err != nil {
 			return badRequest(err)
 		}
 		return nil
 	}
 	const small = 64 << 10 // bytes, not worth the wait for a turn
-	if text <= small {
+	needed := openinference.DecodeBytes * text
+	if len(f.Card.Inputs) > 1 {
+		needed += len(body) - text
+	}
+	if needed <= small {
 		err = decode()
 	} else {
-		err = s.memory.decode(r.Context(), openinference.DecodeBytes*text, decode)
+		err = s.memory.decode(r.Context(), needed, decode)
 	}
-	if err != nil {
-		payloads.release()
+	if err != nil || q.Copied == 0 {
+		return q, func() {}, err
+	}
+	own := buffer{memory: s.memory}
+	if err := own.grow(r.Context(), q.Copied); err != nil {
 		return nil, nil, err
 	}
-	return q, payloads.release, nil
+	return q, own.release, nil
 }
 
 // inferAll sends each picture of a request and waits for all answers. The error is the first
@@ -362,8 +360,8 @@ func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a f
 		return a, nil, err
 	}
 	began := time.Now()
-	a, found, err = photo.infer(r.Context(), f, wanted)
-	s.publishHTTP(f, photo.size, &a, found, time.Since(began), err)
+	a, found, err = f.InferPrepared(r.Context(), &photo, wanted)
+	s.publishHTTP(f, photo.Size, &a, found, time.Since(began), err)
 	return a, found, err
 }
 
@@ -407,7 +405,7 @@ func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions
 	return s.answer(w, f, &openinference.Request{}, []functions.Answer{a})
 }
 
-// inPhoto returns what was found in a photo, in its pixels. Masks stay in the grid that covers the model's input.
+// inPhoto returns what was found in a photo, in its pixels. Masks stay in the grid that covers it.
 func inPhoto(c *wire.Content, found []functions.Detection) wire.Content {
 	in := wire.Content{PerBox: c.PerBox, Rows: c.Rows, Columns: c.Columns}
 	for _, d := range found {

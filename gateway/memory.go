@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"image"
 	"io"
 	"net/http"
 	"runtime"
@@ -174,15 +173,8 @@ func (m *memory) decode(ctx context.Context, bytes int, run func() error) error 
 	return run()
 }
 
-// prepared is a photo in the format of a function.
-type prepared struct {
-	pixels []byte
-	frame  picture.Frame
-	size   image.Point // of the photo
-}
-
 // prepare decodes a photo for a function.
-func (m *memory) prepare(ctx context.Context, f *functions.Function, file []byte) (p prepared, err error) {
+func (m *memory) prepare(ctx context.Context, f *functions.Function, file []byte) (p functions.Prepared, err error) {
 	bytes, err := picture.Memory(file, &f.Card.Input)
 	if err != nil {
 		return p, err
@@ -192,14 +184,8 @@ func (m *memory) prepare(ctx context.Context, f *functions.Function, file []byte
 		if err != nil {
 			return err
 		}
-		p.size = photo.Bounds().Size()
-		p.pixels, p.frame, err = functions.Prepare(&f.Card.Input, photo)
+		p, err = f.Prepare(photo)
 		return err
 	})
 	return p, err
-}
-
-// infer sends the photo, and waits for the answer.
-func (p *prepared) infer(ctx context.Context, f *functions.Function, w functions.Wanted) (functions.Answer, []functions.Detection, error) {
-	return f.InferPrepared(ctx, p.pixels, p.frame, w)
 }

@@ -288,6 +288,8 @@ type Wanted struct {
 	Sequence Sequence
 	// Picture is the format and shape of the picture, if they are not the card's.
 	Picture wire.Picture
+	// place is that of a photo in the card's picture. The answer is about the photo.
+	place wire.Place
 }
 
 // Infer sends a picture in the format that the function takes on the wire, and waits for the
@@ -307,8 +309,11 @@ func (f *Function) Infer(ctx context.Context, picture []byte, w Wanted) (a Answe
 	if w.Only != nil {
 		r.Payload = wire.Narrow(r.Kind, r.Payload, func(class uint16, _ float32) bool { return int(class) < len(w.Only) && w.Only[class] })
 	}
+	if err = wire.Check(r.Kind, r.Payload); err == nil && w.place != (wire.Place{}) {
+		r.Payload = w.place.Append(nil, r.Kind, r.Payload)
+	}
 	a.Result, a.Latency = r, r.Received.Sub(r.Sent)
-	if err := a.Decode(r.Kind, r.Payload); err != nil {
+	if err = cmp.Or(err, a.Decode(r.Kind, r.Payload)); err != nil {
 		return a, fmt.Errorf("decode answer of %s: %w", f.Name, err)
 	}
 	return a, nil

@@ -23,26 +23,47 @@ type Detection struct {
 	picture.Found
 }
 
-// InferPhoto sends a photo and waits for the answer. A picture.Raw is sent as it is, if the function takes pictures of
-// that size; all others are resized as the card says. Boxes of the answer are in what was sent; the detections have them in the photo.
-func (f *Function) InferPhoto(ctx context.Context, photo image.Image, w Wanted) (a Answer, found []Detection, err error) {
+// Prepared is a photo as it is sent to a function.
+type Prepared struct {
+	pixels []byte
+	shape  wire.Picture // zero: the card's
+	place  wire.Place   // of the photo in the card's picture
+	Size   image.Point  // of the photo
+}
+
+// Prepare makes a request of a photo. A picture.Raw is sent as it is, if the function takes pictures of that size. All
+// others become the card's picture here, by the code that samples pictures in functions. As it is, a
+// photo of 12 Mpixel is 35,000 datagrams, and would not be complete in time.
+func (f *Function) Prepare(photo image.Image) (Prepared, error) {
+	if err := CheckPhotos(&f.Card.Input); err != nil {
+		return Prepared{}, fmt.Errorf("prepare photo for %s: %w", f.Name, err)
+	}
+	p := Prepared{Size: photo.Bounds().Size()}
 	if raw, ok := photo.(*picture.Raw); ok && raw.Shape.Check(len(raw.Pix), f.LargestPicture) == nil {
-		w.Picture = raw.Shape
-		return f.InferPrepared(ctx, raw.Pix, picture.Whole(raw.Bounds().Size()), w)
+		p.pixels, p.shape = raw.Pix, raw.Shape
+		return p, nil
 	}
-	pixels, frame, err := Prepare(&f.Card.Input, photo)
+	pixels, frame := picture.Resize(photo, &f.Card.Input)
+	p.pixels, p.place = pixels, frame.Place
+	return p, nil
+}
+
+// InferPhoto sends a photo and waits for the answer, which is about the photo.
+func (f *Function) InferPhoto(ctx context.Context, photo image.Image, w Wanted) (a Answer, found []Detection, err error) {
+	p, err := f.Prepare(photo)
 	if err != nil {
-		return a, nil, fmt.Errorf("prepare photo for %s: %w", f.Name, err)
+		return a, nil, err
 	}
-	return f.InferPrepared(ctx, pixels, frame, w)
+	return f.InferPrepared(ctx, &p, w)
 }
 
 // InferPrepared is InferPhoto for a result of Prepare.
-func (f *Function) InferPrepared(ctx context.Context, pixels []byte, frame picture.Frame, w Wanted) (a Answer, found []Detection, err error) {
-	if a, err = f.Infer(ctx, pixels, w); err != nil {
+func (f *Function) InferPrepared(ctx context.Context, p *Prepared, w Wanted) (a Answer, found []Detection, err error) {
+	w.Picture, w.place = p.shape, p.place
+	if a, err = f.Infer(ctx, p.pixels, w); err != nil {
 		return a, nil, err
 	}
-	return a, f.locate(&a, frame), nil
+	return a, f.locate(&a, picture.Whole(p.Size)), nil
 }
 
 // InInput returns the detections of an answer of Infer, in the pixels of the model's input.
@@ -162,13 +183,4 @@ func CheckPhotos(in *models.Input) error {
 		return fmt.Errorf("%w: it takes %d channels of %s, want 1 or 3 of u8; send a tensor instead", ErrNoPicture, in.Channels, in.WireType)
 	}
 	return nil
-}
-
-// Prepare resizes a photo to a model's input and brings it into the format on the wire.
-func Prepare(in *models.Input, photo image.Image) ([]byte, picture.Frame, error) {
-	if err := CheckPhotos(in); err != nil {
-		return nil, picture.Frame{}, err
-	}
-	pixels, frame := picture.Resize(photo, in)
-	return pixels, frame, nil
 }

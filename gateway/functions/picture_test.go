@@ -26,9 +26,10 @@ func TestPrepare(t *testing.T) {
 		{"crop", []int{5}, []byte{9, 9, 9, 9}},
 	} {
 		in := models.Input{Height: 2, Width: 2, Channels: 1, WireType: models.U8, WireLayout: models.HWC, Fit: c.fit, Pad: c.pad}
-		got, _, err := Prepare(&in, photo)
-		if must.OK(t, err); !bytes.Equal(got, c.want) {
-			t.Errorf("%q on %v: %v, want %v", c.fit, c.pad, got, c.want)
+		f := Function{Card: &models.Card{Input: in}}
+		got, err := f.Prepare(photo)
+		if must.OK(t, err); !bytes.Equal(got.pixels, c.want) {
+			t.Errorf("%q on %v: %v, want %v", c.fit, c.pad, got.pixels, c.want)
 		}
 	}
 }

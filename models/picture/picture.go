@@ -67,7 +67,8 @@ func decode(fsys fs.FS, name string) (image.Image, error) {
 // Frame is the position of a photo in a model's input.
 type Frame struct {
 	photo image.Rectangle // the photo's own bounds
-	place wire.Place
+	// Place is that of the photo in the input; zero if it is the input.
+	Place wire.Place
 }
 
 // Whole is the frame of a photo of this size that is the model's input.
@@ -127,7 +128,7 @@ func (f Frame) Locate(x0, y0, x1, y1 float64) image.Rectangle {
 
 // at maps a point in fractions of the model's input to a pixel of the photo.
 func (f Frame) at(x, y float64) image.Point {
-	x, y = f.place.Point(x, y)
+	x, y = f.Place.Point(x, y)
 	return f.photo.Min.Add(image.Pt(scale(x, f.photo.Dx()), scale(y, f.photo.Dy())))
 }
 
