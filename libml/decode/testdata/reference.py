@@ -105,7 +105,7 @@ def found(prediction, conf=0.25, **more):
 def threshold(scores, wanted=40):
     """A score that about as many rows reach: their number must not depend on the weights."""
     scores = np.sort(np.asarray(scores).ravel())[::-1]
-    return round(float(scores[min(wanted, len(scores) - 1)]), 3) + 0.0005
+    return min(round(float(scores[min(wanted, len(scores) - 1)]), 3) + 0.0005, 0.9995)
 
 
 def yolo_v8(yaml, kind="DetectionModel", **keys):
