@@ -263,6 +263,7 @@ type Function struct {
 	Pictures PictureRate `yaml:"pictures,omitempty" live:"true" pattern:"^(([1-9]|10)/s|([1-9]|[1-5][0-9]|60)/min)$" want:"1/s to 10/s, or 1/min to 60/min" example:"1/s"`
 	// The largest picture that clients and cameras may send in other formats and sizes than the card's (docs/wire.md,
 	// docs/cameras.md), with 4 bytes per pixel; none if left out. Each request in flight takes memory for as many fragments as this picture has.
+	// A GPU has two rooms for such pictures, of the size of this one or 32 MiB.
 	MaxPicture PictureSize `yaml:"max_picture,omitempty" pattern:"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$" want:"WIDTHxHEIGHT" example:"1920x1200"`
 	// The packets that arrive at the port: Penstock's protocol if left out, else those of cameras
 	// (docs/cameras.md). gvsp is GigE Vision, rfc4175 uncompressed RGB over RTP. The other two are the
