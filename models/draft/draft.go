@@ -173,7 +173,7 @@ func (w *writer) writePicture(p picked, known bool, f family) {
 	w.line("  name: %s", quote(in.Name))
 	w.line("  size: [%d, %d, %d] # height, width, channels%s", s[0], s[1], s[2], strings.Replace(guess(why), " #", ";", 1))
 	switch {
-	case known && f.name == "text":
+	case known && (f.name == "text" || w.model.Metadata["character"] != ""):
 		w.line("  fit: left%s", guess("a line of text fills the height"))
 		w.line("  pad: [127, 127, 127]")
 	case known && f.name == "yolo":
