@@ -529,8 +529,7 @@ func TestSharedArena(t *testing.T) {
 	for range 4 {
 		others += run()
 	}
-	const most = 16 << 20
-	if others > most {
+	if most := first / 4; others > most {
 		t.Errorf("the first batches of four more models took %d MiB, want at most %d; that of the first model took %d", others>>20, most>>20, first>>20)
 	}
 }
