@@ -229,30 +229,32 @@ func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q
 	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
 		text = min(text, n)
 	}
+	payloads := buffer{memory: s.memory}
 	decode := func() error {
 		if q, err = openinference.DecodeRequest(body, header, f.Card); err != nil {
+			return badRequest(err)
+		}
+		if q.Needed > 0 {
+			if err := payloads.grow(r.Context(), q.Needed); err != nil {
+				return err
+			}
+		}
+		if err := q.Fill(payloads.data[:q.Needed]); err != nil {
 			return badRequest(err)
 		}
 		return nil
 	}
 	const small = 64 << 10 // bytes, not worth the wait for a turn
-	needed := openinference.DecodeBytes * text
-	if len(f.Card.Inputs) > 1 {
-		needed += len(body) - text
-	}
-	if needed <= small {
+	if text <= small {
 		err = decode()
 	} else {
-		err = s.memory.decode(r.Context(), needed, decode)
+		err = s.memory.decode(r.Context(), openinference.DecodeBytes*text, decode)
 	}
-	if err != nil || q.Copied == 0 {
-		return q, func() {}, err
-	}
-	own := buffer{memory: s.memory}
-	if err := own.grow(r.Context(), q.Copied); err != nil {
+	if err != nil {
+		payloads.release()
 		return nil, nil, err
 	}
-	return q, own.release, nil
+	return q, payloads.release, nil
 }
 
 // inferAll sends each picture of a request and waits for all answers. The error is the first

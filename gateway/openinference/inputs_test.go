@@ -1,16 +1,32 @@
 package openinference
 
 import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
 // two takes two numbers and one.
 var two = models.Card{Inputs: []models.Tensor{{Name: "v", Type: models.F16, Shape: []int64{2}}, {Name: "s", Type: models.I64}}}
+
+// decoded returns a request with its payloads.
+func decoded(body []byte, headerLength string, card *models.Card) (*Request, error) {
+	r, err := DecodeRequest(body, headerLength, card)
+	if err != nil {
+		return nil, err
+	}
+	return r, r.Fill(make([]byte, r.Needed))
+}
 
 // TestInputs decodes the inputs of two images, by name.
 func TestInputs(t *testing.T) {
@@ -48,7 +64,7 @@ func TestInputs(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			head := `{"inputs":[` + c.inputs + `]}`
-			r, err := DecodeRequest([]byte(head+c.raw), fmt.Sprint(len(head)), &two)
+			r, err := decoded([]byte(head+c.raw), fmt.Sprint(len(head)), &two)
 			if c.err != "" {
 				if err == nil || err.Error() != c.err {
 					t.Errorf("%v, want %s", err, c.err)
@@ -56,8 +72,8 @@ func TestInputs(t *testing.T) {
 				return
 			}
 			must.OK(t, err)
-			if got := string(r.Payloads[0]) + string(r.Payloads[1]); len(r.Payloads) != 2 || got != want || r.Copied != len(want) {
-				t.Errorf("%d payloads, %d bytes copied: % x, want % x", len(r.Payloads), r.Copied, got, want)
+			if got := string(r.Payloads[0]) + string(r.Payloads[1]); len(r.Payloads) != 2 || got != want || r.Needed != len(want) {
+				t.Errorf("%d payloads, %d bytes needed: % x, want % x", len(r.Payloads), r.Needed, got, want)
 			}
 		})
 	}
@@ -95,9 +111,52 @@ func TestNumbers(t *testing.T) {
 		{models.F64, `"1"`, "want a number within the range of FP64"},
 	} {
 		card := models.Card{Inputs: []models.Tensor{{Name: "x", Type: c.as}}}
-		r, err := DecodeRequest(fmt.Appendf(nil, `{"inputs":[{"name":"x","shape":[1],"datatype":%q,"data":[%s]}]}`, datatypes[c.as], c.text), "", &card)
+		r, err := decoded(fmt.Appendf(nil, `{"inputs":[{"name":"x","shape":[1],"datatype":%q,"data":[%s]}]}`, datatypes[c.as], c.text), "", &card)
 		if err == nil && string(r.Payloads[0]) != c.want || err != nil && !strings.HasSuffix(err.Error(), c.want) {
 			t.Errorf("%s %s: %+v, %v, want %q", c.as, c.text, r, err, c.want)
 		}
+	}
+}
+
+// A picture that the client prepared for the model is the one that the gather prepares in the same way.
+func TestModelTensor(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		in := devicetest.Inputs().Draw(t, "input")
+		in.Name, in.UYVY, in.WireType, in.TensorType = "x", false, models.U8, models.F32
+		card := &models.Card{Input: in}
+		picture := rapid.SliceOfN(rapid.Byte(), in.WireBytes(), in.WireBytes()).Draw(t, "picture")
+		tensor := devicetest.Reference(in, picture)
+		shape, err := json.Marshal(in.Shape(2))
+		must.OK(t, err)
+		head := fmt.Sprintf(`{"inputs":[{"name":"x","datatype":"FP32","shape":%s,"parameters":{"binary_data_size":%d}}]}`, shape, 2*len(tensor))
+		r, err := decoded(append([]byte(head), append(tensor, tensor...)...), fmt.Sprint(len(head)), card)
+		if err != nil || len(r.Payloads) != 2 || !bytes.Equal(r.Payloads[0], picture) || !bytes.Equal(r.Payloads[1], picture) {
+			t.Fatalf("%v: %x, want %x twice", err, r.Payloads, picture)
+		}
+	})
+}
+
+func TestWrongModelTensor(t *testing.T) {
+	card := &models.Card{Input: models.Input{
+		Name: "x", Height: 1, Width: 2, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW,
+		Mean: []float32{0}, Std: []float32{255},
+	}}
+	for data, want := range map[string]string{
+		"[0,1]":     "",
+		"[0.3,0.7]": "",
+		"[1]":       `input "x": data has 1 numbers, the shape wants 2`,
+		"[0,255]":   `input "x": element 1 of an image is 65025 in a picture of UINT8, want 0 to 255; prepare pictures as the card says, or send them as they are`,
+		"[-1,0]":    `input "x": element 0 of an image is -255 in a picture of UINT8`,
+		"[0,1e300]": `input "x": number 2 of data: "1e300", want a number within the range of FP32`,
+	} {
+		_, err := decoded([]byte(`{"inputs":[{"name":"x","datatype":"FP32","shape":[1,1,1,2],"data":`+data+`}]}`), "", card)
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", data, err, want)
+		}
+	}
+	head := `{"inputs":[{"name":"x","datatype":"FP32","shape":[1,1,2],"parameters":{"binary_data_size":8}}]}`
+	nan := binary.LittleEndian.AppendUint32(make([]byte, 4), math.Float32bits(float32(math.NaN())))
+	if _, err := decoded(append([]byte(head), nan...), fmt.Sprint(len(head)), card); err == nil || !strings.Contains(err.Error(), "element 1 of an image is NaN") {
+		t.Error(err)
 	}
 }

@@ -40,10 +40,13 @@ type Request struct {
 	// again.
 	Sequence      string
 	SequenceStart bool
-	// Payloads are those of the requests: an image's inputs in the card's order.
+	// Payloads are those of the requests: an image's inputs in the card's order. They share the memory of the body, or that of Fill.
 	Payloads [][]byte
-	// Copied is the size of Payloads, or 0 if they share the body's memory.
-	Copied int
+	// Needed is the size of the memory for Fill, which makes Payloads. 0: the request has them.
+	Needed int
+
+	images int
+	fill   func(memory []byte) error
 	// outputs are the wanted outputs in order; empty means all.
 	outputs []outputWanted
 	// binary applies to outputs that do not say it.
@@ -96,9 +99,9 @@ var datatypes = map[models.DType]string{
 	models.F16: "FP16", models.BF16: "BF16", models.F32: "FP32", models.F64: "FP64",
 }
 
-// DecodeBytes is the max number of bytes that DecodeRequest needs per byte of JSON, besides the body. One is for a copy of the
-// text, four are for numbers: a digit and a comma become eight bytes. Payloads of several inputs need the binary data's size, too.
-const DecodeBytes = 5
+// DecodeBytes is the max number of bytes that DecodeRequest and Fill need per byte of JSON, besides the body and the payloads. One
+// is for a copy of the text, two are for numbers of the model's tensor: a digit and a comma become four bytes.
+const DecodeBytes = 3
 
 // DecodeRequest decodes the body of an infer call. headerLength is the value of HeaderLength,
 // empty without the binary extension. The errors say what is wrong and what would be right.
@@ -139,9 +142,27 @@ func DecodeRequest(body []byte, headerLength string, card *models.Card) (*Reques
 		r.outputs = append(r.outputs, wanted)
 	}
 
-	var err error
-	r.Payloads, r.Copied, err = payloads(q.Inputs, raw, inputs(card))
-	return r, err
+	want, tensor := inputs(card), card.InputTensors()[:1]
+	asTensor := len(q.Inputs) == 1 && len(card.Inputs) == 0 && q.Inputs[0].is(&tensor[0]) && !q.Inputs[0].is(&want[0])
+	if asTensor {
+		want = tensor
+	}
+	if err := r.place(q.Inputs, raw, want); err != nil {
+		return nil, err
+	}
+	if asTensor {
+		r.convert(&card.Input)
+	}
+	return r, nil
+}
+
+// Fill makes Payloads in memory of the size Needed.
+func (r *Request) Fill(memory []byte) error {
+	if r.fill == nil {
+		return nil
+	}
+	r.Payloads = slices.Collect(slices.Chunk(memory, len(memory)/r.images))
+	return r.fill(memory)
 }
 
 // inputs returns the tensors of a request, of one image.
@@ -158,20 +179,20 @@ func inputs(card *models.Card) []models.Tensor {
 	return []models.Tensor{picture}
 }
 
-// payloads puts the inputs of each image together. It allocates only if the inputs' data is as long as their shapes say.
-func payloads(sent []inputJSON, raw []byte, want []models.Tensor) (all [][]byte, copied int, err error) {
+// place puts the inputs of each image together.
+func (r *Request) place(sent []inputJSON, raw []byte, want []models.Tensor) (err error) {
 	found := make([]*inputJSON, len(want))
 	for i := range sent {
 		t := &sent[i]
 		at := slices.IndexFunc(want, func(w models.Tensor) bool { return w.Name == t.Name })
 		switch {
 		case at < 0:
-			return nil, 0, fmt.Errorf("function has no input %q, want %s", t.Name, list(want))
+			return fmt.Errorf("function has no input %q, want %s", t.Name, list(want))
 		case found[at] != nil:
-			return nil, 0, fmt.Errorf("input %q is there twice, want it once", t.Name)
+			return fmt.Errorf("input %q is there twice, want it once", t.Name)
 		}
 		if raw, err = t.check(&want[at], raw); err != nil {
-			return nil, 0, fmt.Errorf("input %q: %w", t.Name, err)
+			return err
 		}
 		found[at] = t
 	}
@@ -179,29 +200,95 @@ func payloads(sent []inputJSON, raw []byte, want []models.Tensor) (all [][]byte,
 	for i, t := range found {
 		switch {
 		case t == nil:
-			return nil, 0, fmt.Errorf("input %q is missing, want %s", want[i].Name, list(want))
+			return fmt.Errorf("input %q is missing, want %s", want[i].Name, list(want))
 		case t.images != found[0].images:
-			return nil, 0, fmt.Errorf("input %q is of %d images, %q of %d; want as many of each", t.Name, t.images, found[0].Name, found[0].images)
+			return fmt.Errorf("input %q is of %d images, %q of %d; want as many of each", t.Name, t.images, found[0].Name, found[0].images)
 		}
 		size += want[i].Bytes()
 	}
 	if len(raw) > 0 {
-		return nil, 0, fmt.Errorf("%d bytes follow the inputs, whose binary_data_size does not count them", len(raw))
+		return fmt.Errorf("%d bytes follow the inputs, whose binary_data_size does not count them", len(raw))
+	}
+	if r.images = found[0].images; len(found) == 1 && found[0].raw != nil {
+		r.Payloads = slices.Collect(slices.Chunk(found[0].raw, size))
+		return nil
 	}
 
-	data := found[0].raw
-	if len(found) > 1 || data == nil {
-		copied = found[0].images * size
-		data = make([]byte, copied)
+	r.Needed = r.images * size
+	r.fill = func(memory []byte) error {
 		offset := 0
 		for k, t := range found {
-			if err := t.fill(data[offset:], size, &want[k]); err != nil {
-				return nil, 0, fmt.Errorf("input %q: %w", t.Name, err)
+			if err := t.fill(memory[offset:], size, &want[k]); err != nil {
+				return err
 			}
 			offset += want[k].Bytes()
 		}
+		return nil
 	}
-	return slices.Collect(slices.Chunk(data, size)), copied, nil
+	return nil
+}
+
+// convert makes payloads of tensors as the model's file declares them, for clients that prepare pictures for the model.
+func (r *Request) convert(in *models.Input) {
+	tensors, size, fill := r.Payloads, r.Needed, r.fill
+	r.Needed = r.images * in.WireBytes()
+	r.fill = func([]byte) error {
+		if fill != nil {
+			own := make([]byte, size)
+			if err := fill(own); err != nil {
+				return err
+			}
+			tensors = slices.Collect(slices.Chunk(own, size/r.images))
+		}
+		for i, tensor := range tensors {
+			if err := toWire(r.Payloads[i], tensor, in); err != nil {
+				return fmt.Errorf("input %q: %w", in.Name, err)
+			}
+		}
+		return nil
+	}
+}
+
+// toWire makes a picture on the wire of its tensor. It is the reverse of what the gather does.
+func toWire(picture, tensor []byte, in *models.Input) error {
+	from, to, pixels := in.TensorType.Bytes(), in.WireType.Bytes(), in.Height*in.Width
+	places := func(layout models.Layout, channel int) (first, step int) {
+		if layout == models.CHW {
+			return channel * pixels, 1
+		}
+		return channel, in.Channels
+	}
+	least, end := in.WireType.Range() // of integers
+	integers, u8 := !in.WireType.IsFloat(), in.WireType == models.U8
+	for c := range in.Channels {
+		of := c
+		if in.ReverseChannels {
+			of = in.Channels - 1 - c
+		}
+		at, step := places(in.TensorLayout, of)
+		place, wireStep := places(in.WireLayout, c)
+		mean, std := float32(0), float32(1)
+		if len(in.Mean) > 0 {
+			mean, std = in.Mean[of], in.Std[of]
+		}
+		for range pixels {
+			v := float64(in.TensorType.Float(tensor[at*from:])*std + mean)
+			if integers {
+				v = math.RoundToEven(v)
+			}
+			switch {
+			case integers && !(v >= least && v < end):
+				return fmt.Errorf("element %d of an image is %v in a picture of %s, want %v to %v; prepare pictures as the card says, or send them as they are",
+					at, v, datatypes[in.WireType], least, end-1)
+			case u8: // fast: most functions take it
+				picture[place] = byte(v)
+			default:
+				in.WireType.Append(picture[:place*to], v)
+			}
+			at, place = at+step, place+wireStep
+		}
+	}
+	return nil
 }
 
 // list describes inputs.
@@ -213,18 +300,34 @@ func list(want []models.Tensor) string {
 	return strings.Join(all, ", ")
 }
 
+// is reports whether an input has the name, type and shape of want.
+func (t *inputJSON) is(want *models.Tensor) bool {
+	return t.Name == want.Name && t.Datatype == datatypes[want.Type] && t.count(want.Shape) > 0
+}
+
+// count returns the number of images if each has this shape, else 0.
+func (t *inputJSON) count(one []int64) int {
+	switch {
+	case slices.Equal(t.Shape, one):
+		return 1
+	case len(t.Shape) == len(one)+1 && slices.Equal(t.Shape[1:], one) && t.Shape[0] >= 1 && t.Shape[0] <= MaxImages:
+		return int(t.Shape[0])
+	}
+	return 0
+}
+
 // check compares an input with the card's. It takes binary data from the start of raw, and returns the rest.
-func (t *inputJSON) check(want *models.Tensor, raw []byte) ([]byte, error) {
+func (t *inputJSON) check(want *models.Tensor, raw []byte) (rest []byte, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("input %q: %w", t.Name, err)
+		}
+	}()
 	if name := datatypes[want.Type]; t.Datatype != name {
 		return nil, fmt.Errorf("datatype is %q, want %q", t.Datatype, name)
 	}
-	t.images = 1
-	switch one := want.Shape; {
-	case slices.Equal(t.Shape, one):
-	case len(t.Shape) == len(one)+1 && slices.Equal(t.Shape[1:], one) && t.Shape[0] >= 1 && t.Shape[0] <= MaxImages:
-		t.images = int(t.Shape[0])
-	default:
-		return nil, fmt.Errorf("shape is %v, want %v, or the same with a number of images from 1 to %d before it", t.Shape, one, MaxImages)
+	if t.images = t.count(want.Shape); t.images == 0 {
+		return nil, fmt.Errorf("shape is %v, want %v, or the same with a number of images from 1 to %d before it", t.Shape, want.Shape, MaxImages)
 	}
 
 	size := t.images * want.Bytes()
@@ -260,7 +363,7 @@ func (t *inputJSON) fill(data []byte, size int, want *models.Tensor) error {
 				to, err = appendNumber(to, text, want.Type, bits)
 			}
 			if err != nil {
-				return fmt.Errorf("number %d of data: %w", i*elements+j+1, err)
+				return fmt.Errorf("input %q: number %d of data: %w", t.Name, i*elements+j+1, err)
 			}
 		}
 	}

@@ -258,7 +258,7 @@ func TestCameraUYVY(t *testing.T) {
 	}
 }
 
-// TestCameraUYVYOnGPU sends UYVY to a node with a GPU, whose gather converts it.
+// TestCameraUYVYOnGPU sends UYVY to a node with a GPU, which samples it: as the card's picture, and as a picture of any size.
 func TestCameraUYVYOnGPU(t *testing.T) {
 	t.Parallel()
 	pictures := cameraFrames(2, 5)
@@ -269,32 +269,37 @@ func TestCameraUYVYOnGPU(t *testing.T) {
 		rgb, _ := picture.Resize(&picture.Raw{Shape: uyvy, Pix: pixels}, &in)
 		frames = append(frames, rgb)
 	}
-	to, answers := answersAt(t)
-	nd := start(t, onGPU(cameraCard(t, 3), fmt.Sprintf("name: cam, slo: 20s, format: rfc4175-uyvy, answers_to: %q", to)), withGPU(t, false)...)
-	port, err := net.Dial("udp", "127.0.0.1:"+portOf(t, nd, "cam"))
-	must.OK(t, err)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		defer port.Close()
-		for n := 0; ; n++ {
-			// Packets of whole pixels, of which half end inside a pair.
-			rtp := cameratest.RTP{Timestamp: uint32(n), Stream: 1, Width: cameraWidth, PixelBytes: 2, Pixels: pictures[n%len(pictures)], Size: 702}
-			for _, packet := range rtp.Packets() {
-				port.Write(packet)
-			}
-			select {
-			case <-stop:
-				return
-			case <-time.After(50 * time.Millisecond):
-			}
-		}
-	}()
-	t.Cleanup(func() {
-		close(stop)
-		<-stopped
-	})
-	awaitDigests(t, answers, frames)
+	for name, key := range map[string]string{"card": "", "max_picture": ", max_picture: 64x48"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			to, answers := answersAt(t)
+			nd := start(t, onGPU(cameraCard(t, 3), fmt.Sprintf("name: cam, slo: 20s, format: rfc4175-uyvy, answers_to: %q%s", to, key)), withGPU(t, false)...)
+			port, err := net.Dial("udp", "127.0.0.1:"+portOf(t, nd, "cam"))
+			must.OK(t, err)
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				defer port.Close()
+				for n := 0; ; n++ {
+					// Packets of whole pixels, of which half end inside a pair.
+					rtp := cameratest.RTP{Timestamp: uint32(n), Stream: 1, Width: cameraWidth, PixelBytes: 2, Pixels: pictures[n%len(pictures)], Size: 702}
+					for _, packet := range rtp.Packets() {
+						port.Write(packet)
+					}
+					select {
+					case <-stop:
+						return
+					case <-time.After(50 * time.Millisecond):
+					}
+				}
+			}()
+			t.Cleanup(func() {
+				close(stop)
+				<-stopped
+			})
+			awaitDigests(t, answers, frames)
+		})
+	}
 }
 
 // needGStreamer skips a test without GStreamer's RTP elements.
