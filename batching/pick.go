@@ -18,7 +18,9 @@ type Request struct {
 	Whole, Deadline int64
 	// Address and Client stand for the client: its address, and its port there.
 	Address, Client uint32
-	place           uint32 // by Fairness.Rank; 0 without it
+	// Size is the number of its input's size. Requests of one size share batches.
+	Size  uint16
+	place uint32 // by Fairness.Rank; 0 without it
 }
 
 // Pick chooses the next batch from pending, which it reorders in place:

@@ -19,6 +19,9 @@ import (
 type Queue struct {
 	Rule  *Rule
 	State State
+	// States are those of the sizes of requests, if there are several; State is that of the last batch's size, first of
+	// size 0. Places is 1 then.
+	States []State
 	// Expected is Rule.Expected at State.
 	Expected func(n int) time.Duration
 
@@ -41,6 +44,7 @@ type Queue struct {
 	// batch on the device until its requests are answered.
 	Lead, Answering time.Duration
 
+	size     uint16 // of State
 	overlap  Overlap
 	fairness *Fairness
 	retryAt  int64 // when to try a demoted batch again after none was worth beginning
@@ -60,6 +64,8 @@ type Running struct {
 type Choice struct {
 	// Batch is the number of requests, and Padded the size that runs.
 	Batch, Padded int
+	// Size is that of the requests.
+	Size uint16
 	// Full: the batch has as many requests as it may have.
 	Full bool
 	// Demoted: the batch is beyond the guarantee.
@@ -183,10 +189,14 @@ func (q *Queue) Pick(now int64, demoted bool, refilled int64) (c Choice, late []
 		began, ended = q.newest().Dispatched, now
 	}
 	c.Waited = WaitForRunning(q.Pending, began, ended)
-	batch, expired := q.Rule.Pick(q.State, q.Pending, now, demoted, q.Expected)
+	waiting := q.chooseSize()
+	batch, expired := q.Rule.Pick(q.State, q.Pending[:waiting], now, demoted, q.Expected)
 	c.Batch = q.fit(batch)
-	c.Padded, c.Full = q.Rule.Pad(c.Batch), c.Batch == q.Size()
+	c.Padded, c.Full, c.Size = q.Rule.Pad(c.Batch), c.Batch == q.Size(), q.size
 
+	if waiting < len(q.Pending) {
+		slices.Reverse(q.Pending[waiting-expired:]) // those that are late come last
+	}
 	on := len(q.Pending) - expired
 	q.Pending, late = q.Pending[:on], q.Pending[on:]
 	if c.Batch > 0 {
@@ -201,6 +211,24 @@ func (q *Queue) Pick(now int64, demoted bool, refilled int64) (c Choice, late []
 		q.State = q.Rule.Next(q.State, Observation{Late: expired})
 	}
 	return c, late
+}
+
+// chooseSize chooses the size of the next batch: that of the request that goes first. It moves all requests of this size to the front,
+// and returns their number.
+func (q *Queue) chooseSize() (waiting int) {
+	if len(q.States) == 0 || len(q.Pending) == 0 {
+		return len(q.Pending)
+	}
+	q.States[q.size] = q.State
+	q.size = slices.MinFunc(q.Pending, byPriority).Size
+	q.State = q.States[q.size]
+	for i := range q.Pending {
+		if q.Pending[i].Size == q.size {
+			q.Pending[i], q.Pending[waiting] = q.Pending[waiting], q.Pending[i]
+			waiting++
+		}
+	}
+	return waiting
 }
 
 // Begin puts a picked batch in flight. demoted says whether it runs demoted: not every batch beyond the

@@ -1,6 +1,7 @@
 package batching
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -164,5 +165,58 @@ func TestQueueAllocations(t *testing.T) {
 		q.End(0, Observation{Batch: c.Batch, Padded: c.Padded, Elapsed: 1, Ended: now + 1}, 0, false)
 	}); n > 0 {
 		t.Errorf("a batch allocates %v times", n)
+	}
+}
+
+// A batch has requests of one size: that of the request that goes first. Each size has its own times.
+func TestSizesOfRequests(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	q := newQueue(t, 0)
+	q.Places = 1
+	slow := q.Rule.Start()
+	for _, n := range []int{1, 2, 4, 8} {
+		slow = q.Rule.Warm(slow, n, 100*time.Millisecond)
+	}
+	slow.Limit = 8
+	q.States = []State{q.State, slow}
+	deadlines := map[uint32]int64{0: 500, 1: 60, 2: 300, 3: 50, 4: 400, 5: 5}
+	for slot, deadline := range deadlines {
+		q.Add(Request{Slot: slot, Deadline: deadline * ms, Size: uint16(slot % 2)})
+	}
+	slots := func(requests []Request) (slots []uint32) {
+		for _, r := range requests {
+			slots = append(slots, r.Slot)
+		}
+		slices.Sort(slots)
+		return slots
+	}
+	check := func(want Choice, wantLate, wantWaiting []uint32) {
+		t.Helper()
+		c, late := q.Pick(0, false, 0)
+		if c.Batch != want.Batch || c.Size != want.Size || c.Padded != want.Padded {
+			t.Errorf("a batch of %d (%d) of size %d, want %+v", c.Batch, c.Padded, c.Size, want)
+		}
+		if got := slots(late); !slices.Equal(got, wantLate) {
+			t.Errorf("late are %v, want %v", got, wantLate)
+		}
+		if got := slots(q.Pending[c.Batch:]); !slices.Equal(got, wantWaiting) {
+			t.Errorf("waiting are %v, want %v", got, wantWaiting)
+		}
+		for _, r := range q.Pending[:c.Batch] {
+			if r.Size != want.Size {
+				t.Errorf("request %d of size %d", r.Slot, r.Size)
+			}
+		}
+		if c.Batch > 0 {
+			q.Begin(0, c, false)
+			q.End(0, Observation{Batch: c.Batch, Padded: c.Padded, Elapsed: 20 * time.Millisecond, Ended: 20 * ms}, 0, false)
+		}
+	}
+	check(Choice{Padded: 1, Size: 1}, []uint32{1, 3, 5}, []uint32{0, 2, 4}) // the slow size takes 100 ms
+	check(Choice{Batch: 3, Padded: 4}, nil, nil)
+	q.Add(Request{Slot: 7, Deadline: 500 * ms, Size: 1})
+	check(Choice{Batch: 1, Padded: 1, Size: 1}, nil, nil)
+	if slow, fast := q.Rule.Typical(q.State, 1), q.Rule.Typical(q.States[0], 1); fast > 20*time.Millisecond || slow < 30*time.Millisecond {
+		t.Errorf("batches take %v and %v", fast, slow)
 	}
 }

@@ -46,9 +46,11 @@ type Options struct {
 	Name string
 	// Queues is the number of queues, one per instance of the function.
 	Queues int
-	// RequestBytes is the exact size of a request, ResultBytes the max size of a result. LargestPicture is the max size
+	// RequestBytes is the size of a request, ResultBytes the max size of a result. LargestPicture is the max size
 	// of a picture of another format or shape than the card's; 0: there are none.
 	RequestBytes, ResultBytes, LargestPicture int
+	// Takes reports whether the function takes other requests of so many bytes, less than RequestBytes; nil: none.
+	Takes func(bytes int) bool
 	// MinFragmentBytes is the min size of every fragment of a request except the last.
 	MinFragmentBytes int
 	// Camera, if set, reads the datagrams: they come from cameras. Answers then go to AnswersTo, or
@@ -186,6 +188,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		Slots:            slots,
 		Follow:           o.Slots == 0,
 		RequestBytes:     o.RequestBytes,
+		Takes:            o.Takes,
 		LargestPicture:   o.LargestPicture,
 		MaxFragments:     int(p.geometry.MaxFragments),
 		MinFragmentBytes: o.MinFragmentBytes,

@@ -10,6 +10,8 @@ import (
 	"reflect"
 	"slices"
 	"time"
+
+	"github.com/penstock/penstock/wire"
 )
 
 // Layout is the order of a picture's axes, without the batch axis.
@@ -51,6 +53,10 @@ type Card struct {
 	// Input is what a request holds. Inputs are the tensors that it holds if it is not a picture; see InputTensors.
 	Input  Input
 	Inputs []Tensor `json:",omitempty"`
+	// Lengths are those of the first dimension of the Inputs that have the last one. PadLengths: a shorter request is
+	// filled with zeros.
+	Lengths    []int `json:",omitempty"`
+	PadLengths bool  `json:",omitempty"`
 	// Constants are the values of inputs that no request has, by name.
 	Constants map[string][]float64 `json:",omitempty"`
 	// State are outputs that become inputs of the same stream's next request. Outputs are the others: answers are made of
@@ -129,6 +135,8 @@ type Input struct {
 	// Height, Width and Channels are the picture's size. It is the same on the
 	// wire and in the tensor.
 	Height, Width, Channels int
+	// Heights and Widths are those of all sizes; the last are Height and Width. They are empty if there is one size.
+	Heights, Widths []int `json:",omitempty"`
 	// WireType and WireLayout describe a request's payload.
 	WireType   DType
 	WireLayout Layout
@@ -167,16 +175,20 @@ type Input struct {
 type Part struct {
 	At    int // offset of the tensor of the largest batch
 	Bytes int // of one image
+	Row   int `json:",omitempty"` // bytes of an element of the first dimension, if requests may have fewer; else 0
 }
 
-// pack describes requests of tensors: without gaps, in this order. The largest batch has n images.
-func pack(tensors []Tensor, n int) Input {
+// pack describes requests of tensors: without gaps, in this order.
+func (c *Card) pack() Input {
 	in := Input{Height: 1, Channels: 1, WireType: U8, WireLayout: HWC, TensorType: U8, TensorLayout: HWC}
 	at := 0
-	for i := range tensors {
-		bytes := tensors[i].Bytes()
-		in.Parts, in.Width = append(in.Parts, Part{at, bytes}), in.Width+bytes
-		at += Aligned(n * bytes)
+	for i := range c.Inputs {
+		part := Part{At: at, Bytes: c.Inputs[i].Bytes()}
+		if c.PadLengths && c.hasLength(&c.Inputs[i]) {
+			part.Row = part.Bytes / c.Lengths[len(c.Lengths)-1]
+		}
+		in.Parts, in.Width = append(in.Parts, part), in.Width+part.Bytes
+		at += Aligned(c.MaxBatch() * part.Bytes)
 	}
 	return in
 }
@@ -186,7 +198,7 @@ func (in *Input) Places() []Part {
 	if len(in.Parts) > 0 {
 		return in.Parts
 	}
-	return []Part{{0, in.TensorBytes()}}
+	return []Part{{Bytes: in.TensorBytes()}}
 }
 
 // last returns the place of the last input.
@@ -194,7 +206,7 @@ func (in *Input) last() Part {
 	if n := len(in.Parts); n > 0 {
 		return in.Parts[n-1]
 	}
-	return Part{0, in.TensorBytes()}
+	return Part{Bytes: in.TensorBytes()}
 }
 
 // BatchBytes returns the size of the memory for the inputs of the largest batch, and of n images if there is one
@@ -264,6 +276,18 @@ func (c *Card) HasRows() bool {
 // IsPicture reports whether requests are pictures of 8 bits per channel, grey or RGB.
 func (in *Input) IsPicture() bool {
 	return len(in.Parts) == 0 && in.WireType == U8 && (in.Channels == 1 || in.Channels == 3)
+}
+
+// Picture returns the card's own picture in the words of requests. Without a format there is none.
+func (in *Input) Picture() (p wire.Picture) {
+	if in.IsPicture() && (in.WireLayout == HWC || in.Channels == 1) {
+		p = wire.Picture{Format: wire.FormatRGB8, Width: in.Width, Height: in.Height}
+		if in.Channels == 1 {
+			p.Format = wire.FormatGrey8
+		}
+		p.Stride = p.RowBytes()
+	}
+	return p
 }
 
 // TensorBytes returns the size of one image of the batch tensor.

@@ -52,7 +52,7 @@ func (c *Card) Kind() wire.Kind {
 		}
 		return wire.KindBoxes
 	case "raw":
-		if len(c.Outputs) == 1 && c.Outputs[0].Type == F32 && len(c.Inputs)+len(c.State) == 0 {
+		if len(c.Outputs) == 1 && c.Outputs[0].Type == F32 && len(c.Inputs)+len(c.State)+len(c.Input.Widths) == 0 {
 			return wire.KindRaw
 		}
 	}

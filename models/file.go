@@ -29,6 +29,10 @@ type cardFile struct {
 	Input inputFile `yaml:"input" want:"what arrives and what tensor the model wants"`
 	// The tensors that a request holds, in this order without gaps, each of shape [batch, shape...] in the model if batch_axis is 0.
 	Inputs []tensorFile `yaml:"inputs" minItems:"1" maxItems:"32" want:"{name, type, shape}"`
+	// Lengths of which a request has one, ascending: the first dimension of each of inputs that has the last in its shape.
+	Lengths []int `yaml:"lengths" minItems:"1" maxItems:"64" unique:"true" min:"1" max:"268435456"`
+	// A shorter request is filled with zeros up to the next length: the model must answer as without them.
+	PadLengths bool `yaml:"pad_lengths" default:"false"`
 	// Inputs that no request has: a number, or a list of numbers, for each name.
 	Constants document.Value `yaml:"constants"`
 	// Inputs that no request has: for each name, the output whose value of the same stream's last request it gets.
@@ -59,6 +63,10 @@ type inputFile struct {
 	Name string `yaml:"name" pattern:"^[^\\x00-\\x1f]{1,1000}$" want:"a tensor's name, without control characters"`
 	// Height, width and channels, the same on the wire and in the tensor.
 	Size []int `yaml:"size" required:"true" elements:"height, width, channels" minItems:"3" maxItems:"3" min:"1" max:"16384"`
+	// Heights and widths of which a picture gets those that suit it, ascending. The last is that of size.
+	Heights []int `yaml:"heights" minItems:"1" maxItems:"64" unique:"true" min:"1" max:"16384"`
+	// The same for the width.
+	Widths []int `yaml:"widths" minItems:"1" maxItems:"64" unique:"true" min:"1" max:"16384"`
 	// How a photo of another size becomes the picture. letterbox keeps its proportions, with half of the padding on either side.
 	// stretch changes them. crop takes the middle. left fills the height from the left on, and squeezes what is too wide.
 	Fit string `yaml:"fit" default:"letterbox" oneof:"letterbox|stretch|crop|left"`

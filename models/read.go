@@ -131,6 +131,7 @@ func (c *Card) decode(root document.Value) {
 	default:
 		root.Find("input").Reject("is missing, want what arrives and what tensor the model wants; or inputs, a list of tensors")
 	}
+	c.checkSizes(root, &f)
 	c.decodeConstants(f.Constants)
 	if c.Framework == PyTorch && len(c.Constants) > 0 {
 		root.Find("constants").Reject("is not supported by framework pytorch; build the values into the model")
@@ -455,7 +456,7 @@ func (c *Card) packInputs(v document.Value) {
 			return
 		}
 	}
-	c.Input = pack(c.Inputs, c.MaxBatch())
+	c.Input = c.pack()
 }
 
 // chooseBatches sets the batch sizes: those of the card, or that of the model, or automatic ones.

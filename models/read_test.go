@@ -334,7 +334,7 @@ func TestReadCardInputs(t *testing.T) {
 		t.Errorf("constants %v, want %v", c.Constants, want)
 	}
 	in := &c.Input
-	if want := []Part{{0, 12}, {128, 1}, {192, 16}}; !slices.Equal(in.Places(), want) || in.WireBytes() != 29 || in.IsPicture() {
+	if want := []Part{{At: 0, Bytes: 12}, {At: 128, Bytes: 1}, {At: 192, Bytes: 16}}; !slices.Equal(in.Places(), want) || in.WireBytes() != 29 || in.IsPicture() {
 		t.Errorf("a request of %d bytes with %v, want 29 and %v", in.WireBytes(), in.Places(), want)
 	}
 	if n := in.BatchBytes(10); n != 192+10*16 || in.Images(n) != 10 || in.Images(n-1) != 9 || in.Images(191) != 0 {
@@ -419,8 +419,9 @@ func TestAutoBatches(t *testing.T) {
 func TestAutoBatchesOfTensors(t *testing.T) {
 	c, err := read(t, folder(t), strings.Replace(speechCard, "batches: [1, 10]\n", "", 1))
 	must.OK(t, err)
-	on := c.On(0)
-	if got, want := on.Input.Parts, pack(c.Inputs, 16).Parts; !slices.Equal(got, want) || slices.Equal(c.Input.Parts, want) {
+	on, small := c.On(0), *c
+	small.Batches = []int{16}
+	if got, want := on.Input.Parts, small.pack().Parts; !slices.Equal(got, want) || slices.Equal(c.Input.Parts, want) {
 		t.Errorf("tensors at %v, want %v", got, want)
 	}
 }
@@ -511,6 +512,17 @@ var spoiledCards = []spoiled{
 	{"a range of three", card, "reverse_channels: true", "range: [1, 2, 3]", `input.range: has 3 elements, want 1 to 2 (black, white)`, false},
 	{"white below black", card, "reverse_channels: true", "range: [900, 800]", `input.range: has black 900 and white 800, want black below white`, true},
 	{"a grey background", card, "reverse_channels: true", "background: [0]", `input.background: has 1 elements, want 3 (red, green, blue)`, false},
+	{"widths of nothing", card, "reverse_channels: true", "widths: []", `input.widths: has 0 elements, want 1 to 64`, false},
+	{"widths that fall", card, "reverse_channels: true", "widths: [6, 3]", `input.widths: is [6 3], want sizes, ascending`, true},
+	{"widths in words", card, "reverse_channels: true", "widths: [small, 6]", `input.widths[0]: is "small", want an integer from 1 to 16384`, false},
+	{"a width twice", card, "reverse_channels: true", "widths: [6, 6]", `input.widths[1]: is 6, which the list already has`, false},
+	{"widths below the size", card, "reverse_channels: true", "widths: [3, 5]", `input.widths: ends with 5, want the size in the shape: it is the largest`, true},
+	{"heights above the size", card, "reverse_channels: true", "heights: [4, 5]", `input.heights: ends with 5, want the size in the shape`, true},
+	{"many sizes", card, "[4, 6, 3]\n  wire:", "[30, 30, 3]\n  heights: [1, 2, 3, 4, 5, 6, 7, 8, 30]\n  widths: [1, 2, 3, 4, 5, 6, 7, 30]\n  wire:", `input.heights: makes 72 sizes, want at most 64`, true},
+	{"widths of a program", ownCard, "  wire:", "  widths: [1, 4]\n  wire:", `input.widths: is for framework onnx`, true},
+	{"sides of floats", card, "{type: u8, layout: hwc}\n", "{type: f32, layout: hwc}\n  heights: [2, 4]\n  widths: [3, 6]\n", `input.heights: is set next to other sides, which is for requests of u8 and hwc`, true},
+	{"lengths of no input", speechCard, "constants:", "lengths: [2, 4]\nconstants:", `lengths: ends with 4, want the size in the shape`, true},
+	{"padding without lengths", speechCard, "constants:", "pad_lengths: true\nconstants:", `pad_lengths: is true, and there are no lengths`, true},
 	{"an unknown fit", card, "reverse_channels: true", "fit: squeeze", `input.fit: is "squeeze", want letterbox, stretch, crop or left`, false},
 	{"a colour of two channels", card, "reverse_channels: true", "pad: [1, 2]", `input.pad: has 2 elements, want 3, one per channel`, true},
 	{"a colour too bright", card, "reverse_channels: true", "pad: [1, 2, 256]", `input.pad[2]: is 256, want an integer from 0 to 255`, false},

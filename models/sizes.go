@@ -62,7 +62,7 @@ func interleaved(t Tensor) bool { return t.BatchAxis > 0 }
 func (c *Card) On(gpuBytes int64) *Card {
 	on := *c
 	if on.Batches = c.BatchesOn(gpuBytes); len(c.Inputs) > 0 {
-		on.Input = pack(c.Inputs, on.MaxBatch())
+		on.Input = on.pack()
 	}
 	return &on
 }

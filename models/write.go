@@ -24,7 +24,7 @@ func (c *Card) Keys() map[string]any {
 	}
 	return written(map[string]any{
 		"name": c.Name, "version": c.Version, "framework": c.Framework, "command": c.Command, "model": c.Model,
-		"input": input, "inputs": tensorKeys(c.Inputs), "constants": c.Constants, "state": state, "outputs": tensorKeys(c.OutputTensors()),
+		"input": input, "inputs": tensorKeys(c.Inputs), "lengths": c.Lengths, "pad_lengths": c.PadLengths, "constants": c.Constants, "state": state, "outputs": tensorKeys(c.OutputTensors()),
 		"batches": c.Batches, "slo": c.SLO.String(), "knee_percent": c.KneePercent, "knees": knees, "threads": c.Threads,
 		"decoder": decoder, "labels": c.Labels,
 	})
@@ -32,7 +32,7 @@ func (c *Card) Keys() map[string]any {
 
 func (in *Input) keys() map[string]any {
 	keys := map[string]any{
-		"name": in.Name, "size": []int{in.Height, in.Width, in.Channels}, "fit": in.Fit, "pad": in.Pad, "antialias": in.Antialias,
+		"name": in.Name, "size": []int{in.Height, in.Width, in.Channels}, "heights": in.Heights, "widths": in.Widths, "fit": in.Fit, "pad": in.Pad, "antialias": in.Antialias,
 		"wire":       map[string]any{"type": in.WireType, "layout": in.WireLayout},
 		"tensor":     map[string]any{"type": in.TensorType, "layout": in.TensorLayout},
 		"background": []int{int(in.Background[0]), int(in.Background[1]), int(in.Background[2])}, "mean": in.Mean, "std": in.Std,

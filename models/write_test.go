@@ -15,7 +15,7 @@ func TestKeys(t *testing.T) {
 version: 1
 framework: onnx
 model: model.onnx
-input: {name: x, size: [32, 32, 3], fit: left, pad: [1, 2, 3], antialias: true, range: [4095], background: [1, 2, 3], colour: bgr, scale: 1/255, wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: chw}}
+input: {name: x, size: [32, 32, 3], widths: [8, 32], fit: left, pad: [1, 2, 3], antialias: true, range: [4095], background: [1, 2, 3], colour: bgr, scale: 1/255, wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: chw}}
 state: {h: hn}
 outputs:
   - {name: y, shape: [6], rows: {max: 100, batch_column: true}}
@@ -24,8 +24,18 @@ outputs:
 batches: [1, 2]
 slo: 1500ms
 `
+	const lengthsCard = `name: lengths
+version: 1
+framework: onnx
+model: model.onnx
+inputs: [{name: ids, type: i64, shape: [9]}, {name: one, shape: [1]}, {name: mask, shape: [9, 2]}]
+lengths: [3, 6, 9]
+pad_lengths: true
+outputs: [{name: y, shape: [6]}]
+slo: 1500ms
+`
 	written := map[string]bool{}
-	for name, text := range map[string]string{"card": card, "boxCard": boxCard, "ownCard": ownCard, "speechCard": speechCard, "rowsCard": rowsCard} {
+	for name, text := range map[string]string{"card": card, "boxCard": boxCard, "ownCard": ownCard, "speechCard": speechCard, "rowsCard": rowsCard, "lengthsCard": lengthsCard} {
 		t.Run(name, func(t *testing.T) {
 			dir := folder(t)
 			want, err := read(t, dir, text)

@@ -534,7 +534,8 @@ func (a *Aggregator) takes(d *ingest.Datagram, h *wire.Header) bool {
 			return e.Picture.Check(int(h.Total), a.config.LargestPicture) == nil
 		}
 	}
-	return int(h.Total) == a.config.RequestBytes
+	total := int(h.Total)
+	return total == a.config.RequestBytes || a.config.Takes != nil && total < a.config.RequestBytes && a.config.Takes(total)
 }
 
 // refuse ends a gathering request that fragment 0 shows to be of another size.

@@ -18,8 +18,10 @@ type Config struct {
 	// (open.go); it is at least minSlots.
 	Slots  int
 	Follow bool
-	// RequestBytes is the exact size of a request with a picture of the card.
+	// RequestBytes is the size of a request with a picture of the card.
 	RequestBytes int
+	// Takes reports whether the function takes other requests of so many bytes, less than RequestBytes; nil: none.
+	Takes func(bytes int) bool
 	// LargestPicture is the max size of a picture of another format or shape, which its extension says; 0: the
 	// function takes none.
 	LargestPicture int

@@ -43,7 +43,12 @@ func (f *Function) Prepare(photo image.Image) (Prepared, error) {
 		p.pixels, p.shape = raw.Pix, raw.Shape
 		return p, nil
 	}
-	pixels, frame := picture.Resize(photo, &f.Card.Input)
+	in := f.Card.Input
+	if sizes := f.Card.Sizes(); len(sizes) > 1 {
+		in = sizes[sizes.OfPicture(p.Size.X, p.Size.Y)]
+		p.shape = in.Picture()
+	}
+	pixels, frame := picture.Resize(photo, &in)
 	p.pixels, p.place = pixels, frame.Place
 	return p, nil
 }

@@ -145,9 +145,13 @@ func (d *Device) gather(w *workspace, tensor []byte, i int, req device.Request) 
 	if w.ordered, bad, err = device.Order(w.ordered, req, d.slabBytes); err != nil {
 		return bad, err
 	}
-	if len(d.places) > 1 {
+	if len(d.in.Parts) > 0 {
+		rows, _ := d.in.Missing(int(req.Bytes))
 		for _, p := range w.ordered {
-			put(tensor, d.places, i, int(p.Place), d.slabs[p.Slab][p.Offset:p.Offset+uint64(p.Length)])
+			put(tensor, d.places, i, rows, int(p.Place), d.slabs[p.Slab][p.Offset:p.Offset+uint64(p.Length)])
+		}
+		for _, p := range d.places {
+			clear(tensor[p.At+(i+1)*p.Bytes-rows*p.Row : p.At+(i+1)*p.Bytes])
 		}
 		return -1, nil
 	}
@@ -163,17 +167,18 @@ func (d *Device) gather(w *workspace, tensor []byte, i int, req device.Request) 
 	return -1, nil
 }
 
-// put copies a part of request i, which begins at place, to the inputs.
-func put(tensor []byte, places []models.Part, i, place int, data []byte) {
+// put copies a part of request i, which begins at place, to the inputs. The request has so many rows less than these.
+func put(tensor []byte, places []models.Part, i, rows, place int, data []byte) {
 	for _, p := range places {
-		if place < p.Bytes {
-			n := copy(tensor[p.At+i*p.Bytes+place:p.At+(i+1)*p.Bytes], data)
+		bytes := p.Bytes - rows*p.Row
+		if place < bytes {
+			n := copy(tensor[p.At+i*p.Bytes+place:p.At+i*p.Bytes+bytes], data)
 			data, place = data[n:], place+n
 		}
 		if len(data) == 0 {
 			return
 		}
-		place -= p.Bytes
+		place -= bytes
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -307,5 +308,51 @@ func TestDirectTensors(t *testing.T) {
 	must.OK(t, Direct(in, request, inputs...))
 	if got := bytes.Join(inputs, []byte(" ")); string(got) != "abcd e fghijklm" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// Requests with fewer rows than the tensors are filled with zeros.
+func TestGatherRows(t *testing.T) {
+	in := models.Input{
+		Height: 1, Width: 13, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
+		Parts: []models.Part{{At: 0, Bytes: 4, Row: 1}, {At: 64, Bytes: 1}, {At: 128, Bytes: 8, Row: 2}},
+	}
+	for name, c := range map[string]struct{ requests, want [2]string }{
+		"as many rows":                      {[2]string{"abcdefghijklm", "ABCDEFGHIJKLM"}, [2]string{"abcd e fghijklm", "ABCD E FGHIJKLM"}},
+		"fewer rows":                        {[2]string{"abcdefg", "ABCDEFGHIJ"}, [2]string{"ab-- c defg----", "ABC- D EFGHIJ--"}},
+		"a part of a row, no row, and more": {[2]string{"abcdefgh", "A"}, [2]string{"", ""}},
+		"one row more":                      {[2]string{"abcdefghijklmnop", "ABCD"}, [2]string{"", "A--- B CD------"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var slab []byte
+			var requests []device.Request
+			for _, r := range c.requests {
+				more, req := packets([]byte(r), 3, 5)
+				for i := range req.Fragments {
+					req.Fragments[i].Offset += uint64(len(slab))
+				}
+				slab, requests = append(slab, more...), append(requests, req)
+			}
+			d, err := New(in, [][]byte{slab})
+			must.OK(t, err)
+			got := devicetest.Aligned(in.BatchBytes(2))
+			copy(got, bytes.Repeat([]byte("?"), len(got)))
+			refused := make([]bool, 2)
+			err = d.Gather(0, device.HostBuffer(got), requests, refused)
+			if any := c.want[0] == "" || c.want[1] == ""; any != errors.Is(err, device.ErrSize) {
+				t.Fatalf("gather: %v", err)
+			}
+			for i, want := range c.want {
+				if refused[i] != (want == "") {
+					t.Errorf("request %d refused: %v", i, refused[i])
+				} else if want == "" {
+					want = "---- - --------"
+				}
+				image := bytes.Join([][]byte{got[4*i:][:4], got[64+i:][:1], got[128+8*i:][:8]}, []byte(" "))
+				if got := strings.ReplaceAll(string(image), "\x00", "-"); got != want {
+					t.Errorf("request %d: %q, want %q", i, got, want)
+				}
+			}
+		})
 	}
 }

@@ -52,7 +52,7 @@ type Request struct {
 }
 
 // Sampled returns the request's picture with its stride if it must be sampled: its format or size is not the card's. Otherwise
-// the result is zero, and the request has the bytes of the card.
+// the result is zero, and the request has the bytes of the card, or fewer that may be filled up.
 func (r *Request) Sampled(in *models.Input) (p wire.Picture, err error) {
 	if p = r.Picture; p.Format == 0 && in.UYVY {
 		p = wire.Picture{Format: wire.FormatUYVY, Width: in.Width, Height: in.Height}
@@ -60,8 +60,8 @@ func (r *Request) Sampled(in *models.Input) (p wire.Picture, err error) {
 	if p.Format != 0 && p.Stride == 0 {
 		p.Stride = p.RowBytes()
 	}
-	if p.Format == 0 || p == plain(in) {
-		if uint64(r.Bytes) != uint64(in.WireBytes()) {
+	if p.Format == 0 || p == in.Picture() {
+		if _, fits := in.Missing(int(r.Bytes)); !fits {
 			err = ErrSize
 		}
 		return wire.Picture{}, err
@@ -76,18 +76,6 @@ func (r *Request) Sampled(in *models.Input) (p wire.Picture, err error) {
 		return p, fmt.Errorf("%w: request has %d bytes, and a picture of %d x %d pixels of %s has %d", ErrPicture, r.Bytes, p.Width, p.Height, p.Format, bytes)
 	}
 	return p, nil
-}
-
-// plain returns the card's picture in the words of requests. Without a format there is none.
-func plain(in *models.Input) (p wire.Picture) {
-	if in.IsPicture() && (in.WireLayout == models.HWC || in.Channels == 1) {
-		p = wire.Picture{Format: wire.FormatRGB8, Width: in.Width, Height: in.Height}
-		if in.Channels == 1 {
-			p.Format = wire.FormatGrey8
-		}
-		p.Stride = p.RowBytes()
-	}
-	return p
 }
 
 // Sizes are the sizes of the largest batch's tensors, in bytes. Input is that of all inputs

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/device"
@@ -145,6 +146,13 @@ type Evictable interface {
 	// Load brings the weights back after Evict. When it returns nil, batches may be queued. After
 	// an error libml calls Deinit, and makes a new Framework for the next attempt.
 	Load() error
+}
+
+// Sizable is implemented by a Framework whose models take inputs of several sizes (models.Card.Sizes), on a CPU.
+type Sizable interface {
+	// Sized returns the linked model with the card of another size. It sets the shapes of that card's outputs. took is how long a batch of
+	// the smallest size takes. libml calls only ConfigureBatch and InferBatch of it, until Deinit of this Framework.
+	Sized(card *models.Card) (sized Framework, took time.Duration, err error)
 }
 
 // Resident is implemented by a Framework that keeps more on its node than batches: weights, scratch memory and

@@ -39,7 +39,8 @@ type cpu struct {
 	options *ort.SessionOptions
 	model   fileMemory // from loadModel until linkModel
 	session *ort.DynamicAdvancedSession
-	inputs  []signature.Tensor // that the model declares, if the card has constants or rows
+	inputs  []signature.Tensor // that the model declares, if the card has constants, rows or sizes
+	sized   []*cpu             // of the other sizes, with the same session
 
 	mu      sync.RWMutex // guards batches
 	batches map[key]*batch
@@ -89,7 +90,7 @@ func (c *cpu) loadModel() (err error) {
 	if err := checkData(c.card); err != nil {
 		return err
 	}
-	if c.checked && len(c.card.Constants) == 0 && !c.card.HasRows() {
+	if c.checked && len(c.card.Constants) == 0 && !c.card.HasRows() && len(c.card.Sizes()) == 1 {
 		return nil // the parse takes half as long as the session
 	}
 	c.inputs, _, err = checkedDeclared(c.card, len(c.model))
@@ -115,9 +116,9 @@ func (c *cpu) linkModel() (persistentBytes int64, err error) {
 	return max(size, allocatedBytes()-before), nil
 }
 
-// names returns the session's inputs and outputs, if the card has rows. Other batches have them in their binding.
+// names returns the session's inputs and outputs, for runs without a binding.
 func (c *cpu) names() (inputs, outputs []string) {
-	if !c.card.HasRows() {
+	if c.inputs == nil {
 		return nil, nil
 	}
 	for _, t := range c.inputs {
@@ -199,7 +200,7 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 			return nil, fmt.Errorf("constant %w", err)
 		}
 	}
-	for i, o := range c.card.OutputTensors() {
+	for i, o := range c.card.OutputTensors()[:len(outputs)] { // observe binds none
 		if o.Rows != nil {
 			b.addRows(c.card.OutputTensors(), i, device.Bytes(outputs))
 			continue
@@ -361,6 +362,10 @@ func (c *cpu) deinit() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var errs []error
+	for _, s := range c.sized {
+		s.session = nil
+		errs = append(errs, s.deinit())
+	}
 	for k, b := range c.batches {
 		errs = append(errs, b.destroy())
 		delete(c.batches, k)

@@ -100,6 +100,15 @@ func New(o Options) *Fleet {
 		file:        newConfigFile(),
 		recorder:    recorder{dir: o.Dir, run: o.Run},
 	}
+	if fl.cfg.Device != configs.DeviceCPU {
+		fl.find = func(name string) (*models.Card, error) {
+			card, err := o.FindModel(name)
+			if err == nil {
+				card = card.OneSize()
+			}
+			return card, err
+		}
+	}
 	fl.faults.guard.Hold = fl.cfg.FaultHold
 	fl.orchestrator = orchestrator{link: o.Link, next: []control.DesiredProcess{}, desired: control.Desired{
 		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),

@@ -76,6 +76,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 			f.close()
 		}
 	}()
+	sizes := card.Sizes()
 	reader := readerOf(&c, &card.Input)
 	if reader != nil {
 		f.camera = &camera{Reader: reader}
@@ -88,7 +89,8 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		Name:             c.Name,
 		Queues:           c.Instances,
 		RequestBytes:     wireCard(&c, card).Input.WireBytes(),
-		LargestPicture:   c.MaxPicture.Bytes(),
+		Takes:            func(bytes int) bool { _, ok := sizes.OfBytes(bytes); return ok },
+		LargestPicture:   f.setup.largest,
 		ResultBytes:      card.ResultBytes(),
 		MinFragmentBytes: min(minFragmentBytes, card.Input.WireBytes(), f.camera.maxMinFragment()),
 		Camera:           reader,
@@ -128,6 +130,15 @@ func checkPictures(rate configs.PictureRate, card *models.Card) error {
 		return fmt.Errorf("is %s, and model %s takes pictures of %d bytes; the page shows at most %d; leave the key out", rate, card.Name, in.WireBytes(), control.MaxPictureBytes)
 	}
 	return nil
+}
+
+// largestPicture is the max size of a picture that says its format and shape; 0: there are none.
+func largestPicture(c *configs.Function, card *models.Card) int {
+	bytes := c.MaxPicture.Bytes()
+	if len(card.Input.Widths) > 0 && card.Input.Picture().Format != 0 && c.Format == "" {
+		bytes = max(bytes, card.Input.WireBytes())
+	}
+	return bytes
 }
 
 // maxRequestBytes is what the max number of fragments of the usual size holds.
@@ -186,7 +197,7 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 		Failed: stats.Results[wire.StatusFailed], Lost: stats.Lost,
 		Hangs: f.hangs, HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
 		KernelDrops: stats.Source.KernelDrops, SheddingPercent: 100 * stats.Source.Shedding, HeldBytes: stats.Source.HeldBytes, InFlight: stats.InFlight,
-		Input: inputStatus(f.model.desired, f.config.MaxPicture.Bytes()),
+		Input: inputStatus(f.model.desired, f.setup.largest),
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
 		Unsaved: f.fleet.file.unsaved(f.config, f.byHand), Worker: f.worker,
 	}

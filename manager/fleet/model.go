@@ -116,7 +116,9 @@ func (f *function) takes(card *models.Card, want configs.Function) error {
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, and the function takes %d; add it as another function",
 			f.name, card.Name, needs, have)
 	}
-	if !slices.EqualFunc(f.model.desired.Inputs, card.Inputs, func(a, b models.Tensor) bool { return a.Type == b.Type && slices.Equal(a.Shape, b.Shape) }) {
+	same := func(a, b models.Input) bool { return a.WireBytes() == b.WireBytes() && slices.Equal(a.Parts, b.Parts) }
+	if !slices.EqualFunc(f.model.desired.Inputs, card.Inputs, func(a, b models.Tensor) bool { return a.Type == b.Type && slices.Equal(a.Shape, b.Shape) }) ||
+		!slices.EqualFunc(f.model.desired.Sizes(), card.Sizes(), same) {
 		return fmt.Errorf("replace model of %s: %s takes other tensors; add it as another function", f.name, card.Name)
 	}
 	if len(f.model.desired.State) > 0 != (len(card.State) > 0) {

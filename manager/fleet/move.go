@@ -91,6 +91,8 @@ func checkMember(cfg *configs.Config, worker string, card *models.Card) error {
 		return fmt.Errorf("is %q, and the model %s is a separate program (`command` in its card); leave the worker out", worker, card.Name)
 	case card.SeparateProgram() != "":
 		return fmt.Errorf("is %q, and a %s model such as %s is a separate program; leave the worker out", worker, card.SeparateProgram(), card.Name)
+	case len(card.Sizes()) > 1 || card.PadLengths:
+		return fmt.Errorf("is %q, and the model %s takes inputs of several sizes; leave the worker out", worker, card.Name)
 	}
 	w, _ := cfg.Worker(worker)
 	return fitMemory(&w, card)

@@ -31,7 +31,7 @@ func setupUnder(cfg *configs.Config, c configs.Function, card *models.Card) setu
 		weights:     cmp.Or(c.Weights, cfg.Weights),
 		streams:     c.InFlight,
 		environment: c.Environment,
-		largest:     c.MaxPicture.Bytes(),
+		largest:     largestPicture(&c, card),
 		worker:      c.Worker,
 	}
 	s.hangTimeout = cmp.Or(cfg.HangTimeout, max(2*time.Second, 10*s.slo))

@@ -165,7 +165,7 @@ func sizes(model *onnxfile.Model, size []int64) ([][]int64, error) {
 	picture := picture(model)
 	switch {
 	case picture && model.Metadata["character"] != "" && len(open) == 2:
-		return [][]int64{{48, 320}}, nil
+		return [][]int64{{48, textWidths[len(textWidths)-1]}}, nil
 	case picture && len(open) == 1 && slices.ContainsFunc(model.Inputs[0].Shape, func(d onnxfile.Dim) bool { return d.Size == 48 || d.Size == 32 }):
 		square = []int64{320}
 	case picture && len(model.Outputs) < 3 && len(model.Outputs[0].Shape) == 2: // classes or features
@@ -178,6 +178,9 @@ func sizes(model *onnxfile.Model, size []int64) ([][]int64, error) {
 	}
 	return tries, nil
 }
+
+// textWidths are the widths of a draft for a line of text, if the file leaves them open.
+var textWidths = []int64{320, 480, 640, 960}
 
 // picture reports whether the first input may be a picture, and no other input is one.
 func picture(model *onnxfile.Model) bool {

@@ -3,11 +3,15 @@
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from suite import ask, ask_photo, equal, near, picture
+from suite import ask, ask_photo, equal, near, picture, taken
 
 LINES = [
     "LOT 4711-B", "EXP 2027/03", "SN: 00A39F7", "AB-123-CD", "Made in Italy", "Batch 88", "No entry", "25.4 mm", "OK", "B",
     "Platform 9", "Total 1,204.50 EUR",
+]
+LONG = [  # wider than the 320 pixels of most lines: the model runs with other widths
+    "Store in a cool and dry place", "Best before end: see bottom of the package",
+    "The quick brown fox jumps over the lazy dog and then some more",
 ]
 SIDE = 736  # of the page: as large as the model's input, so that nothing resizes it
 
@@ -64,4 +68,8 @@ def compare(find, direction, read):
         equal("text", found.text, label)
         near(f"score of {text}", found.score, score, 0.01)
         equal("text of the photo", str(ask_photo("text", line(text))["text"]), label)
-    print(f"{len(LINES)} lines: directions and texts are equal, also of whole photos")
+    for text in LONG:
+        label, _ = read(bgr(line(text)))
+        taken()
+        equal("long text of the photo", str(ask_photo("text", line(text))["text"]), label)
+    print(f"{len(LINES)} lines: directions and texts are equal, also of whole photos, and the texts of {len(LONG)} long lines")

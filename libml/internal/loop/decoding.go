@@ -45,9 +45,9 @@ func NewDecoders(card *models.Card, threads int) (decoders []*decode.Decoder, er
 // takes the next image when it is done with one, so no thread waits for a slow one.
 type decoding struct {
 	card     *models.Card
-	decoders []*decode.Decoder
-	images   [][][]byte // by decoder: an image's outputs
-	selected [][][]byte // by decoder: bitmaps of their rows
+	decoders []*decode.Decoder // of the batch's size; there are at most as many as of the largest size
+	images   [][][]byte        // by decoder: an image's outputs
+	selected [][][]byte        // by decoder: bitmaps of their rows
 	rooms    []room
 	tensors  *tensors.Tensors
 	first    int          // image of rooms[0]
@@ -105,8 +105,8 @@ func placeOf(in *models.Input, p wire.Picture) wire.Place {
 }
 
 // run decodes the images from first on, one per room.
-func (d *decoding) run(t *tensors.Tensors, first int) {
-	d.tensors, d.first = t, first
+func (d *decoding) run(size *Size, slot, first int) {
+	d.decoders, d.tensors, d.first = size.Decoders, size.Tensors[slot], first
 	d.taken.Store(0)
 	for i := 1; i < min(len(d.decoders), len(d.rooms)); i++ {
 		d.running.Add(1)

@@ -64,7 +64,7 @@ func TestDecoding(t *testing.T) {
 			t.Errorf("slot %d is answered %x, want %x", slot, got, want)
 		}
 	}
-	if n := testing.AllocsPerRun(100, func() { l.decoding.run(l.Tensors[0], 0) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { l.decoding.run(&l.sizes[0], 0, 0) }); n > 0 {
 		t.Errorf("decoding allocates %v times", n)
 	}
 }
@@ -161,7 +161,7 @@ func BenchmarkDecoding(b *testing.B) {
 					for i := range l.decoding.rooms {
 						l.decoding.rooms[i] = room{buffer: l.Ring.ResultBuffer(0)[:0]}
 					}
-					l.decoding.run(l.Tensors[0], first)
+					l.decoding.run(&l.sizes[0], 0, first)
 				}
 			}
 		})

@@ -26,6 +26,7 @@ import (
 // is computed back from inferred with the device's measurements.
 type flight struct {
 	slot   int // the device's
+	size   *Size
 	batch  []batching.Request
 	padded int
 	// The arguments of Start and Gather, with room for the largest batch.
@@ -74,7 +75,7 @@ func (l *Loop) begin() error {
 	f := l.flights.add()
 	c := l.choice
 	f.batch = append(f.batch[:0], l.batch()...)
-	f.padded, f.waited, f.late, f.full = c.Padded, c.Waited, c.Late, c.Full
+	f.size, f.padded, f.waited, f.late, f.full = &l.sizes[c.Size], c.Padded, c.Waited, c.Late, c.Full
 	f.slots, f.requests = f.slots[:0], f.requests[:0]
 	for _, r := range f.batch {
 		f.slots = append(f.slots, r.Slot)
@@ -107,13 +108,13 @@ func (l *Loop) begin() error {
 		}
 	}
 	f.bad, f.err = l.gather(f)
-	l.states.load(l.Tensors[f.slot], l.Ring, f)
+	l.states.load(f.size.Tensors[f.slot], l.Ring, f)
 	f.gathered = shm.Now()
 	if f.followed = false; f.err == nil {
 		f.followed, f.err = l.Gate.Place.Follow(f.slot)
 	}
 	if f.err == nil {
-		f.err = l.Process.InferBatch(f.slot, f.padded)
+		f.err = f.size.Infer(f.slot, f.padded)
 	}
 	if f.err != nil {
 		f.failImages()
@@ -134,13 +135,13 @@ func (l *Loop) begin() error {
 // whole batch.
 func (l *Loop) gather(f *flight) (bad, err error) {
 	n := len(f.batch)
-	input := l.Tensors[f.slot].InputOf(f.padded)
-	err = l.Device.Gather(f.slot, input, f.requests, f.refused[:n])
+	d, input := f.size.Device, f.size.Tensors[f.slot].InputOf(f.padded)
+	err = d.Gather(f.slot, input, f.requests, f.refused[:n])
 	if err != nil && !spoilsBatch(err) {
 		bad, err = err, nil
 	}
 	if err == nil {
-		err = l.Device.Pad(f.slot, input, n, f.padded)
+		err = d.Pad(f.slot, input, n, f.padded)
 	}
 	return bad, err
 }
@@ -182,11 +183,11 @@ func (l *Loop) decode(f *flight, i int) []room {
 			}
 		}
 		if err == nil {
-			place = placeOf(&l.Card.Input, f.requests[i+k].Picture)
+			place = placeOf(&f.size.Card.Input, f.requests[i+k].Picture)
 		}
 		d.rooms = append(d.rooms, room{buffer: buffer[:0], lowest: l.Ring.Request(r.Slot).LowestScore, place: place, err: err})
 	}
-	d.run(l.Tensors[f.slot], i)
+	d.run(f.size, f.slot, i)
 	return d.rooms
 }
 
@@ -262,7 +263,7 @@ func (l *Loop) complete(f *flight, inferred int64) error {
 				firstErr = r.err
 			}
 			slot := f.batch[i].Slot
-			l.states.save(l.Tensors[f.slot], l.Ring, slot, i, r.err != nil)
+			l.states.save(f.size.Tensors[f.slot], l.Ring, slot, i, r.err != nil)
 			l.completeSlot(slot, result)
 			i++
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +44,8 @@ type Loop struct {
 	choice  batching.Choice               // the next batch
 	flights flights                       // in the order of Queue.Running
 
+	sizes    []Size       // by batching.Request.Size
+	inputs   models.Sizes // of Card
 	decoding *decoding
 	states   *states
 	governor governor
@@ -75,6 +78,8 @@ type Config struct {
 	Prioritized device.Partitioned
 	Tensors     []*tensors.Tensors // by the device's slot
 	Decoders    []*decode.Decoder  // of NewDecoders
+	// Smaller are the sizes of the input before Card's own.
+	Smaller []Size
 
 	// Queue has a rule, and the times of its batch sizes. Its Places are how many batches may be in flight.
 	Queue *batching.Queue
@@ -89,6 +94,15 @@ type Config struct {
 	BusyPoll bool // poll for the end of a batch instead of napping
 	CPUs     int  // for inference functions
 	Threads  int  // of a batch on a CPU
+}
+
+// Size is what batches of one size of the input need.
+type Size struct {
+	Card     *models.Card // of this size
+	Device   device.Device
+	Tensors  []*tensors.Tensors // by the device's slot
+	Decoders []*decode.Decoder
+	Infer    func(slot, n int) error // framework.Framework.InferBatch
 }
 
 // Process is what a loop asks of its process, on the thread of the loop.
@@ -129,6 +143,8 @@ func New(c Config) *Loop {
 	c.Queue.Lead = firstLead
 	return &Loop{
 		Config:   c,
+		sizes:    append(slices.Clip(c.Smaller), Size{c.Card, c.Device, c.Tensors, c.Decoders, c.Process.InferBatch}),
+		inputs:   c.Card.Sizes(),
 		flights:  newFlights(c.Queue.Places, c.Card.MaxBatch()),
 		governor: newGovernor(c.CPUs, c.Threads),
 		naps:     naps{poll: c.BusyPoll},
@@ -530,8 +546,17 @@ func (l *Loop) pend(slot uint32) {
 	r := l.Ring.Request(slot)
 	l.Residence.Request(r.FirstFragment)
 	l.Queue.Add(batching.Request{
-		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client,
+		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client, Size: l.sizeOf(r),
 	})
+}
+
+// sizeOf returns the size for a request. The gather refuses a request that fits none.
+func (l *Loop) sizeOf(r shm.Request) uint16 {
+	size, _ := l.inputs.OfBytes(int(r.Bytes))
+	if r.Format != 0 {
+		size = l.inputs.OfPicture(int(r.Width), int(r.Height))
+	}
+	return uint16(size)
 }
 
 // pick chooses the next batch and answers requests that are late. The batch stays pending until it

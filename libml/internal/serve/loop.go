@@ -18,8 +18,15 @@ func (p *process) openLoop(attached control.Attached, linked control.Notice) (*l
 	}
 	queue := batching.NewQueue(rule, int(p.memory.slots), p.memory.inFlight)
 	queue.HalfFull = attached.Streams > 1
-	for _, w := range p.sizes.warm {
-		queue.State = rule.Warm(queue.State, w.size, w.elapsed)
+	queue.State = warmed(rule, p.sizes.warm, 1)
+	var smaller []loop.Size
+	for _, s := range p.smaller {
+		smaller = append(smaller, s.Size)
+		queue.States = append(queue.States, warmed(rule, p.sizes.warm, float64(s.took)/float64(p.sizes.warm[0].elapsed)))
+	}
+	if len(smaller) > 0 {
+		queue.States = append(queue.States, queue.State)
+		queue.State = queue.States[0]
 	}
 	g := gate.New(p.newAccount(), p.place, p.entry, p.residence.Resident, p.busy)
 	if p.worker.Conducted() {
@@ -32,7 +39,7 @@ func (p *process) openLoop(attached control.Attached, linked control.Notice) (*l
 	l := loop.New(loop.Config{
 		Process: p, Log: p.log, Card: p.card, SLO: p.slo,
 		Ring: p.memory.consumer, Slots: int(p.memory.slots),
-		Device: p.memory.device, Prioritized: p.memory.prioritized, Tensors: p.memory.tensors, Decoders: p.memory.decoders,
+		Device: p.memory.device, Prioritized: p.memory.prioritized, Tensors: p.memory.tensors, Decoders: p.memory.decoders, Smaller: smaller,
 		Queue: queue, Gate: g, Residence: p.residence, Share: &p.orders.share, Ending: &p.exit.draining,
 		BusyPoll: attached.BusyPollNanos > 0, CPUs: p.start.CPUs, Threads: p.threads(),
 	})

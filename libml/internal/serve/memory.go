@@ -21,8 +21,8 @@ import (
 // works on them.
 type memory struct {
 	consumer    *shm.Consumer
-	slots       uint32 // maximum requests in flight
-	regions     []*shm.Region
+	slots       uint32             // maximum requests in flight
+	regions     []*shm.Region      // the tensors, then the slabs
 	tensors     []*tensors.Tensors // by the device's slot
 	private     tensors.Scratch    // nil except during the warm-up on a CPU
 	device      device.Device

@@ -105,7 +105,9 @@ type process struct {
 	// memory.prioritized, or that takes turns. It is budget.Demoted if no guarantee was ordered at the wake.
 	level budget.Level
 	sizes sizes
-	rows  *rows // nil unless answers are being compared
+	// smaller are the sizes of the input before the largest.
+	smaller []inputSize
+	rows    *rows // nil unless answers are being compared
 	// compared reports whether answers need not be compared any more.
 	compared atomic.Bool
 	timing   timing
@@ -445,6 +447,9 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 		// Until the batches have run, no other model is loaded: each would count the other's memory.
 		err = p.warmUpSizes(p.warmUpPrivately, &notice)
 		p.residence.Loaded(shm.Now(), weights, loading)
+	}
+	if err == nil {
+		err = p.openSizes()
 	}
 	if err == nil && p.worker != nil && p.measured == nil {
 		p.remember(&notice, weights, loading, p.sizes.warm)

@@ -1,0 +1,68 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/models"
+)
+
+// Batches of all sizes of an input (models.Card.Sizes) run in one session, with bindings of their own.
+//
+// Active: on a CPU, for cards with several sizes.
+
+var _ framework.Sizable = (*Framework)(nil)
+
+// Sized runs the model with blank inputs of a size, to see the shapes of its outputs.
+func (f *Framework) Sized(card *models.Card) (_ framework.Framework, took time.Duration, err error) {
+	c, ok := f.runner.(*cpu)
+	if !ok {
+		return nil, 0, errors.New("a GPU runs one size")
+	}
+	sized := &cpu{card: card, log: c.log, session: c.session, inputs: c.inputs, batches: map[key]*batch{}}
+	c.sized = append(c.sized, sized)
+	for range 2 { // the first run pays for lazy initialisation
+		if took, err = sized.observe(card.Batches[0]); err != nil {
+			return nil, 0, fmt.Errorf("run %s: %w", card.Model, summarize(card, err))
+		}
+	}
+	return &Framework{card: card, runner: sized}, took, nil
+}
+
+// observe runs a batch of n images and sets the shapes of the card's outputs.
+func (c *cpu) observe(n int) (took time.Duration, err error) {
+	var inputs []device.Buffer
+	for _, t := range c.card.InputTensors() {
+		inputs = append(inputs, device.HostBuffer(make([]byte, n*t.Bytes())))
+	}
+	b, err := c.bind(n, inputs, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, b.destroy()) }()
+	outputs, began := slices.Clone(b.outputs), time.Now()
+	if err := c.session.Run(b.inputs, outputs); err != nil {
+		return 0, err
+	}
+	took = time.Since(began)
+	for i, t := range c.card.OutputTensors() {
+		shape := []int64(outputs[i].GetShape())
+		err = errors.Join(err, outputs[i].Destroy())
+		if fits := len(shape) == len(t.Batch(n)) && (t.BatchAxis < 0 || shape[t.BatchAxis] == int64(n)); t.Rows != nil || i >= len(c.card.Outputs) {
+			continue
+		} else if !fits {
+			return 0, errors.Join(err, fmt.Errorf("output %q has shape %v in a batch of %d, and %v in the card without the batch", t.Name, shape, n, t.Shape))
+		}
+		if t.BatchAxis >= 0 {
+			shape = slices.Delete(shape, t.BatchAxis, t.BatchAxis+1)
+		}
+		c.card.Outputs[i].Shape = shape
+	}
+	return took, err
+}
