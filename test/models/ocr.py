@@ -9,10 +9,8 @@ LINES = [
     "LOT 4711-B", "EXP 2027/03", "SN: 00A39F7", "AB-123-CD", "Made in Italy", "Batch 88", "No entry", "25.4 mm", "OK", "B",
     "Platform 9", "Total 1,204.50 EUR",
 ]
-LONG = [  # wider than the 320 pixels of most lines: the model runs with other widths
-    "Store in a cool and dry place", "Best before end: see bottom of the package",
-    "The quick brown fox jumps over the lazy dog and then some more",
-]
+# Wider than the 320 pixels of the other lines, and of widths between those that the model runs with.
+LONG = ["Store in a cool and dry place", "Best before end: see bottom of the package"]
 SIDE = 736  # of the page: as large as the model's input, so that nothing resizes it
 
 
