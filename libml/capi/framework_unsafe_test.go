@@ -125,10 +125,10 @@ func TestEnvironment(t *testing.T) {
 		t.Errorf("init was given\n%+v, want\n%+v", got, want)
 	}
 	const asJSON = `{"batches":[1,2,8],"command":["/opt/model","--fast"],"decoder":{"k":5,"name":"topk"},"dir":"/opt","file":"/opt/card.yaml",` +
-		`"input":{"antialias":false,"mean":[1,2,3],"name":"image","reverse_channels":true,"size":[4,6,3],"std":[4,5,6],` +
+		`"input":{"antialias":false,"background":[0,0,0],"colour":"bgr","mean":[1,2,3],"name":"image","size":[4,6,3],"std":[4,5,6],` +
 		`"tensor":{"layout":"chw","type":"f16"},"wire":{"layout":"hwc","type":"u8"}},"knee_percent":30,"knees":[{"batch":1,"percent":20}],` +
 		`"labels":["shirt","bag"],"model":"/opt/model.weights","name":"clothes",` +
-		`"outputs":[{"name":"prob","shape":[10],"type":"f32"},{"name":"box","shape":[7,4],"type":"f32"}],"slo":0.025,"threads":2,"version":3}`
+		`"outputs":[{"name":"prob","shape":[10],"type":"f32"},{"name":"box","shape":[7,4],"type":"f32"}],"pad_lengths":false,"slo":0.025,"threads":2,"version":3}`
 	if text != asJSON || !json.Valid([]byte(text)) {
 		t.Errorf("the card is\n%s, want\n%s", text, asJSON)
 	}
