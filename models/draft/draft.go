@@ -172,7 +172,7 @@ func (w *writer) writePicture(p picked, known bool, f family) {
 	w.line("input:")
 	w.line("  name: %s", quote(in.Name))
 	w.line("  size: [%d, %d, %d] # height, width, channels%s", s[0], s[1], s[2], strings.Replace(guess(why), " #", ";", 1))
-	if known && f.name == "text" && w.observed.SizeGuessed && slices.Equal(s[:2], []int64{48, textWidths[len(textWidths)-1]}) {
+	if known && f.name == "text" && w.observed.SizeGuessed && s[1] == textWidths[len(textWidths)-1] {
 		w.line("  widths: %s%s", shape(textWidths), guess("a line of text gets the next width"))
 	}
 	switch {

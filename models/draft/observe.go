@@ -164,8 +164,9 @@ func sizes(model *onnxfile.Model, size []int64) ([][]int64, error) {
 	square := []int64{640, 320, 224, 512}
 	picture := picture(model)
 	switch {
-	case picture && model.Metadata["character"] != "" && len(open) == 2:
-		return [][]int64{{48, textWidths[len(textWidths)-1]}}, nil
+	case picture && model.Metadata["character"] != "" && len(open) <= 2: // the width, or both sides
+		size := []int64{48, textWidths[len(textWidths)-1]}
+		return [][]int64{size[2-len(open):]}, nil
 	case picture && len(open) == 1 && slices.ContainsFunc(model.Inputs[0].Shape, func(d onnxfile.Dim) bool { return d.Size == 48 || d.Size == 32 }):
 		square = []int64{320}
 	case picture && len(model.Outputs) < 3 && len(model.Outputs[0].Shape) == 2: // classes or features
