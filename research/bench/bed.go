@@ -38,6 +38,7 @@ type Served struct {
 	Name, Card  string
 	Percent     float64
 	Streams     int
+	Receivers   int
 	Environment map[string]string
 }
 
@@ -49,6 +50,9 @@ func configuration(functions []Served, busyPoll time.Duration) string {
 		entry := map[string]any{"name": f.Name, "model": f.Card, "port": 0, "share_percent": f.Percent, "slo": "10s"}
 		if f.Streams > 0 {
 			entry["in_flight"] = f.Streams
+		}
+		if f.Receivers > 0 {
+			entry["receivers"] = f.Receivers
 		}
 		if len(f.Environment) > 0 {
 			entry["environment"] = f.Environment

@@ -108,6 +108,8 @@ type OverheadOptions struct {
 	// Ports are the numbers of ports to try, in order, until one reaches the target.
 	Ports []int
 	Flows int
+	// Receivers are the threads that receive from each port.
+	Receivers int
 	// BusyPoll are the settings of busy_poll to measure.
 	BusyPoll []time.Duration
 }
@@ -251,7 +253,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	t.InFlight = max(8, (4*c.Batch+o.Flows-1)/o.Flows)
 	var functions []Served
 	for i := range ports {
-		functions = append(functions, Served{Name: "fn" + strconv.Itoa(i), Card: file, Percent: float64(100 / ports)})
+		functions = append(functions, Served{Name: "fn" + strconv.Itoa(i), Card: file, Percent: float64(100 / ports), Receivers: o.Receivers})
 	}
 	slots := 64
 	for slots < 2*t.InFlight*o.Flows {

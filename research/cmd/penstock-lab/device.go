@@ -218,7 +218,7 @@ func overheadCommand(print printer) *cobra.Command {
 		Example: `  penstock-lab overhead --models models
   penstock-lab overhead --device cpu --model face --batch 1 --batch 8`, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for flag, n := range map[string]int{"--batch": slices.Min(o.Batches), "--ports": slices.Min(o.Ports), "--flows": o.Flows, "--volleys": o.Volleys} {
+			for flag, n := range map[string]int{"--batch": slices.Min(o.Batches), "--ports": slices.Min(o.Ports), "--flows": o.Flows, "--receivers": o.Receivers, "--volleys": o.Volleys} {
 				if err := positive(flag, n); err != nil {
 					return err
 				}
@@ -251,6 +251,7 @@ func overheadCommand(print printer) *cobra.Command {
 	cmd.Flags().IntVar(&o.Volleys, "volleys", 300, "how many batches the latency is measured with")
 	cmd.Flags().IntSliceVar(&o.Ports, "ports", []int{1, 2, 4}, "numbers of ports to try until one is enough")
 	cmd.Flags().IntVar(&o.Flows, "flows", 2, "sockets that send to each port")
+	cmd.Flags().IntVar(&o.Receivers, "receivers", 1, "threads that receive from each port; it needs more flows")
 	cmd.Flags().DurationSliceVar(&o.BusyPoll, "busy-poll", []time.Duration{0, 10 * time.Millisecond}, "settings of busy_poll, each measured")
 	return cmd
 }
