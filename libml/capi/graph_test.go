@@ -45,7 +45,7 @@ func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph 
 	t.Cleanup(runtime.UnlockOSThread)
 	closing(context.Close)
 	must(context.Bind())
-	ptx, err := os.ReadFile("../null/null.ptx")
+	ptx, err := os.ReadFile("../../internal/testing/null/null.ptx")
 	must(err)
 	module, err := context.Load(ptx)
 	must(err)
