@@ -690,7 +690,7 @@ func TestCamerasAllocateNothing(t *testing.T) {
 			setID(s.id)
 			s.events.Reset()
 			s.a.Add(s.now, lossy, &s.events)
-			for len(s.events.Reported) == 0 && s.a.NextDeadline() != 0 { // the packets are asked for first
+			for len(s.events.Reported) == 0 && s.a.NextDeadline() != 0 { // it requests the packets first
 				s.now = s.a.NextDeadline()
 				s.a.Expire(s.now, &s.events)
 			}

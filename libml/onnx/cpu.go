@@ -97,9 +97,9 @@ func (c *cpu) loadModel() (err error) {
 	return err
 }
 
-// linkModel makes the session. The bytes are the growth of allocated memory, and at least the
-// size of the model's file: ONNX Runtime does not report its memory, and an old C library counts none. They are too many if another
-// session grows at the same time.
+// linkModel makes the session. ONNX Runtime does not report its memory. The bytes are the growth of allocated memory, which
+// an old C library does not count, and at least the size of the model's file. They are too many if another session grows at
+// the same time.
 func (c *cpu) linkModel() (persistentBytes int64, err error) {
 	if err := c.options.AddSessionConfigEntry(folderKey, filepath.Dir(c.card.Model)); err != nil {
 		return 0, fmt.Errorf("set folder of %s: %w", c.card.Model, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Batches of all sizes of an input (models.Card.Sizes) run in one session, with bindings of their own.
+// Batches of all sizes of an input (models.Card.Sizes) run in one session. Each size has its bindings.
 //
 // Active: on a CPU, for cards with several sizes.
 
