@@ -261,8 +261,8 @@ type Function struct {
 	// How many of its clients' pictures the page shows, with their answers; none if left out. Each reader of
 	// the page sees them (docs/page.md).
 	Pictures PictureRate `yaml:"pictures,omitempty" live:"true" pattern:"^(([1-9]|10)/s|([1-9]|[1-5][0-9]|60)/min)$" want:"1/s to 10/s, or 1/min to 60/min" example:"1/s"`
-	// The largest picture that clients and cameras may send in other formats and sizes than the card's (docs/wire.md,
-	// docs/cameras.md), with 4 bytes per pixel; none if left out. Each request in flight takes memory for as many fragments as this picture has.
+	// The largest picture, with 4 bytes per pixel, of other formats and sizes than the card's; none if left out. Clients and
+	// cameras may send it (docs/wire.md, docs/cameras.md). Each request in flight takes memory for as many fragments as this picture has.
 	// A GPU has two rooms for such pictures, of the size of this one or 32 MiB.
 	MaxPicture PictureSize `yaml:"max_picture,omitempty" pattern:"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$" want:"WIDTHxHEIGHT" example:"1920x1200"`
 	// The packets that arrive at the port: Penstock's protocol if left out, else those of cameras

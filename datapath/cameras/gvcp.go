@@ -2,7 +2,7 @@ package cameras
 
 import "encoding/binary"
 
-// The GigE Vision Control Protocol, big-endian. A camera takes commands at ControlPort. This one asks for packets:
+// The GigE Vision Control Protocol, big-endian. A camera takes commands at ControlPort. This one requests packets.
 //
 //	 0  u8 0x42 · u8 flags · u16 command
 //	 4  u16 length of the rest · u16 request id, not 0

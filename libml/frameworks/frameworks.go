@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// BuiltIn makes the frameworks of this program, by their names in cards. Only the program itself adds
-// to it, when it starts.
+// BuiltIn makes the frameworks of this program, by their names in cards. The program itself
+// may add others when it starts.
 var BuiltIn = map[string]func() framework.Framework{
 	"onnx": func() framework.Framework { return onnx.New() },
 }
