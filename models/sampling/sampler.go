@@ -23,7 +23,8 @@ type Sampler struct {
 	channels []channel
 	plan     plan // of the last shape of picture
 
-	lines [][]float32 // a row of the tensor, by channel
+	lines   [][]float32 // a row of the tensor, by channel
+	padding []byte      // a row of a tensor that has only padding
 }
 
 // channel says how a channel of the tensor follows from a level: level * factor + offset.
@@ -47,8 +48,22 @@ func New(in models.Input) (*Sampler, error) {
 			to.factor, to.offset = 1/in.Std[c], -in.Mean[c]/in.Std[c]
 		}
 		s.channels = append(s.channels, to)
-		s.lines = append(s.lines, make([]float32, in.Width))
+		line, level := make([]float32, in.Width), float32(0)
+		switch len(in.Pad) {
+		case 1:
+			level = float32(in.Pad[0])
+		case 3:
+			level = float32(in.Pad[to.field])
+		}
+		for x := range line {
+			line[x] = level*to.factor + to.offset
+		}
+		s.lines = append(s.lines, line)
 	}
+	row := *s
+	row.in.Height = 1
+	s.padding = make([]byte, row.in.TensorBytes())
+	row.write(s.padding, 0, 0, in.Width)
 	return s, nil
 }
 
@@ -75,26 +90,19 @@ func (s *Sampler) Sample(tensor []byte, p wire.Picture, region Region, from Sour
 
 // pad writes the colour of the padding beside a rectangle.
 func (s *Sampler) pad(tensor []byte, inside image.Rectangle) {
-	for c, to := range s.channels {
-		level := float32(0)
-		switch len(s.in.Pad) {
-		case 1:
-			level = float32(s.in.Pad[0])
-		case 3:
-			level = float32(s.in.Pad[to.field])
-		}
-		line := s.lines[c]
-		for x := range line {
-			line[x] = level*to.factor + to.offset
-		}
+	pixel := s.in.TensorType.Bytes()
+	if s.in.TensorLayout == models.HWC {
+		pixel *= s.in.Channels
 	}
-	for y := range s.in.Height {
-		if y < inside.Min.Y || y >= inside.Max.Y {
-			s.write(tensor, 0, y, s.in.Width)
-			continue
+	row := pixel * s.in.Width
+	for i := range len(tensor) / row {
+		left, right := inside.Min.X*pixel, inside.Max.X*pixel
+		if y := i % s.in.Height; y < inside.Min.Y || y >= inside.Max.Y {
+			left = row
 		}
-		s.write(tensor, 0, y, inside.Min.X)
-		s.write(tensor, inside.Max.X, y, s.in.Width-inside.Max.X)
+		to, padding := tensor[i*row:][:row], s.padding[i/s.in.Height*row:][:row]
+		copy(to[:left], padding)
+		copy(to[right:], padding[right:])
 	}
 }
 
