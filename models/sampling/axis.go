@@ -70,3 +70,23 @@ func integers(taps []float64, bits uint) []uint32 {
 	}
 	return out
 }
+
+// interpolate sets the results of a row from its pixels that are read.
+func (a *axis) interpolate(to, pixels []uint64) {
+	to = to[:len(a.first)]
+	switch a.per {
+	case 2:
+		for x, first := range a.first {
+			pair, weights := pixels[first:][:2], a.weights[2*x:][:2]
+			to[x] = pair[0]*uint64(weights[0]) + pair[1]*uint64(weights[1])
+		}
+	default:
+		for x, first := range a.first {
+			sum := uint64(0)
+			for i, weight := range a.weights[x*a.per:][:a.per] {
+				sum += pixels[int(first)+i] * uint64(weight)
+			}
+			to[x] = sum
+		}
+	}
+}

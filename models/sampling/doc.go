@@ -13,5 +13,5 @@
 //
 // A pixel is a uint64 with three fields of 21 bits: red, green, blue. One multiplication weighs all three. A level of 0 to 255
 // takes 8 bits, and the weights of a row have the other 13. Bayer samples of more than 8 bits have 3 bits more, and weights 3 fewer.
-// Grey has one field, in the whole word.
+// Grey has one field, in the whole word. A sampled row has its colours apart, as float32, because rows are added per channel.
 package sampling

@@ -151,8 +151,7 @@ type plan struct {
 	across      *axis
 	down        *axis
 	levelFactor float32 // of a result
-	fields      int     // of a pixel
-	mask        uint64  // of one field
+	planes      int     // of a row
 
 	from  Source
 	bytes rows // of the last row; here, because it would escape to the heap for each
@@ -160,13 +159,13 @@ type plan struct {
 	pixels  []uint64
 	sampled [2]row // by row%2
 	samples [4]sampleRow
-	sums    [3][]uint64
+	sums    []uint64 // of pixels, at the tensor's columns
 }
 
 // row is a row of the picture, sampled at the tensor's columns.
 type row struct {
 	number int
-	pixels []uint64
+	planes [3][]float32
 }
 
 type sampleRow struct {
@@ -189,10 +188,10 @@ func (p *plan) set(s *Sampler, picture wire.Picture, region Region) error {
 	p.layout, _ = picture.Format.Layout()
 	low, high := SampleRange(&s.in, p.layout)
 	reader, fraction := newReader(picture.Format, p.layout, s.in.Background, low, high)
-	p.read, p.fields, p.mask = reader, 1, math.MaxUint64
+	p.read, p.planes = reader, 1
 	bits := uint(fieldBits - levelBits)
 	if p.layout.Bayer || picture.Format < wire.FormatGrey8 {
-		p.fields, p.mask = 3, 1<<fieldBits-1
+		p.planes = 3
 		bits -= fraction
 	}
 	width, height := region.Inside.Dx(), region.Inside.Dy()
@@ -201,16 +200,16 @@ func (p *plan) set(s *Sampler, picture wire.Picture, region Region) error {
 	p.levelFactor = 1 / float32(uint64(1)<<(fraction+bits+downBits))
 	p.pixels = make([]uint64, len(p.across.at))
 	for i := range p.sampled {
-		p.sampled[i].pixels = make([]uint64, width)
+		for c := range p.planes {
+			p.sampled[i].planes[c] = make([]float32, width)
+		}
 	}
 	if p.layout.Bayer || p.layout.Bits > levelBits {
 		for i := range p.samples {
 			p.samples[i].samples = make([]uint16, picture.Width)
 		}
 	}
-	for c := range p.sums {
-		p.sums[c] = make([]uint64, width)
-	}
+	p.sums = make([]uint64, width)
 	return nil
 }
 
@@ -235,92 +234,55 @@ func (p *plan) forget() {
 // line sets the lines of the sampler to row y of the region.
 func (p *plan) line(s *Sampler, y int) {
 	d := p.down
-	first, weights := d.at[d.first[y]:], d.weights[y*d.per:][:d.per]
-	if d.per == 2 && (p.fields == 1 || s.in.Channels == 3) {
-		a := p.row(int(first[0]))
-		b := a
-		if weights[1] != 0 {
-			b = p.row(int(first[1]))
-		}
-		for c, to := range s.channels {
-			shift := uint(0)
-			if p.fields > 1 {
-				shift = to.field * fieldBits
-			}
-			between(s.lines[c], a, b, uint64(weights[0]), uint64(weights[1]), shift, p.mask, p.levelFactor*to.factor, to.offset)
-		}
-		return
-	}
-	p.sum(s, first, weights)
-}
-
-// between interpolates a channel between two rows.
-func between(to []float32, a, b []uint64, weightA, weightB uint64, shift uint, mask uint64, factor, offset float32) {
-	to, b = to[:len(a)], b[:len(a)]
-	for x, p := range a {
-		v := (p>>(shift&63)&mask)*weightA + (b[x]>>(shift&63)&mask)*weightB
-		to[x] = float32(int64(v))*factor + offset
-	}
-}
-
-// sum adds up rows with weights, and turns colours into grey if the tensor has one channel.
-func (p *plan) sum(s *Sampler, rows []int32, weights []uint32) {
-	for c := range p.fields {
-		clear(p.sums[c])
-	}
+	rows, weights := d.at[d.first[y]:], d.weights[y*d.per:][:d.per]
 	for i, weight := range weights {
-		if weight == 0 {
+		if i > 0 && weight == 0 {
 			continue
 		}
-		row := p.row(int(rows[i]))
-		for c, sums := range p.sums[:p.fields] {
-			shift := uint(c) * fieldBits
-			for x, pixel := range row {
-				sums[x] += (pixel >> (shift & 63) & p.mask) * uint64(weight)
+		row := p.row(s, int(rows[i]))
+		for c, to := range s.channels {
+			plane, factor := row.planes[min(int(to.field), p.planes-1)], float32(weight)*p.levelFactor*to.factor
+			line := s.lines[c][:len(plane)]
+			if i > 0 {
+				for x, v := range plane {
+					line[x] += v * factor
+				}
+				continue
 			}
-		}
-	}
-	for c, to := range s.channels {
-		line, factor := s.lines[c], p.levelFactor*to.factor
-		if p.fields == 3 && s.in.Channels == 1 {
-			for x, red := range p.sums[0] {
-				line[x] = (0.299*float32(int64(red))+0.587*float32(int64(p.sums[1][x]))+0.114*float32(int64(p.sums[2][x])))*factor + to.offset
+			for x, v := range plane {
+				line[x] = v*factor + to.offset
 			}
-			continue
-		}
-		for x, v := range p.sums[min(int(to.field), p.fields-1)] {
-			line[x] = float32(int64(v))*factor + to.offset
 		}
 	}
 }
 
-// row returns a row of the picture, sampled at the tensor's columns.
-func (p *plan) row(y int) []uint64 {
+// row returns a row of the picture, sampled at the tensor's columns. It is grey if the tensor has one channel.
+func (p *plan) row(s *Sampler, y int) *row {
 	r := &p.sampled[y%len(p.sampled)]
 	if r.number == y {
-		return r.pixels
+		return r
 	}
 	r.number = y
 	p.bytes = p.fetch(y)
 	p.read(p.pixels, p.across.at, &p.bytes)
-	a := p.across
-	if a.per == 2 {
-		for x, first := range a.first {
-			pair, weights := p.pixels[first:][:2], a.weights[2*x:][:2]
-			r.pixels[x] = pair[0]*uint64(weights[0]) + pair[1]*uint64(weights[1])
+	p.across.interpolate(p.sums, p.pixels)
+	if p.planes == 1 {
+		for x, v := range p.sums {
+			r.planes[0][x] = float32(int64(v))
 		}
-		return r.pixels
+		return r
 	}
-	for x, first := range a.first {
-		sum := uint64(0)
-		for i, weight := range a.weights[x*a.per:][:a.per] {
-			if weight != 0 {
-				sum += p.pixels[int(first)+i] * uint64(weight)
-			}
+	const mask = 1<<fieldBits - 1
+	red, green, blue := r.planes[0][:len(p.sums)], r.planes[1][:len(p.sums)], r.planes[2][:len(p.sums)]
+	for x, v := range p.sums {
+		red[x], green[x], blue[x] = float32(int32(v&mask)), float32(int32(v>>fieldBits&mask)), float32(int32(v>>(2*fieldBits)))
+	}
+	if len(s.channels) == 1 {
+		for x := range red {
+			red[x] = 0.299*red[x] + 0.587*green[x] + 0.114*blue[x]
 		}
-		r.pixels[x] = sum
 	}
-	return r.pixels
+	return r
 }
 
 // fetch finds the bytes that a row of the picture depends on.
