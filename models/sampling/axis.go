@@ -1,6 +1,9 @@
 package sampling
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // axis says which pixels of a row (or which rows of a picture) a row of the tensor depends on, and how much.
 type axis struct {
@@ -24,13 +27,18 @@ func newAxis(begin, length float64, count, limit int, area bool, bits uint) *axi
 		a.per = int(math.Ceil(step)) + 1
 	}
 	taps := make([]float64, a.per)
-	starts := make([]int, count)
+	starts, weights, used := make([]int, count), make([][]uint32, count), 1
 	for i := range count {
 		centre := begin + (float64(i)+0.5)*step
 		starts[i] = overlaps(taps, centre-box/2, centre+box/2, limit)
-		a.weights = append(a.weights, integers(taps, bits)...)
+		weights[i] = integers(taps, bits)
+		for used < a.per && slices.ContainsFunc(weights[i][used:], func(w uint32) bool { return w != 0 }) {
+			used++
+		}
 	}
-	for _, start := range starts {
+	a.per = used // with a step of 3 the second of two weights is always 0
+	for i, start := range starts {
+		a.weights = append(a.weights, weights[i][:a.per]...)
 		// The pixels of the next result begin at this one's or later, so each is added once.
 		next := 0
 		if n := len(a.at); n > 0 {
@@ -75,6 +83,11 @@ func integers(taps []float64, bits uint) []uint32 {
 func (a *axis) interpolate(to, pixels []uint64) {
 	to = to[:len(a.first)]
 	switch a.per {
+	case 1:
+		weights := a.weights[:len(a.first)]
+		for x, first := range a.first {
+			to[x] = pixels[first] * uint64(weights[x])
+		}
 	case 2:
 		for x, first := range a.first {
 			pair, weights := pixels[first:][:2], a.weights[2*x:][:2]

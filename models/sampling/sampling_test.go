@@ -89,7 +89,7 @@ func TestOpenCV(t *testing.T) {
 		for _, c := range []struct {
 			width, height, toWidth, toHeight int
 			area                             bool
-		}{{96, 64, 33, 21, false}, {64, 48, 200, 131, false}, {320, 200, 50, 31, true}, {40, 40, 40, 40, false}, {90, 60, 30, 20, true}} {
+		}{{96, 64, 33, 21, false}, {64, 48, 200, 131, false}, {320, 200, 50, 31, true}, {40, 40, 40, 40, false}, {90, 60, 30, 20, false}, {90, 60, 30, 20, true}} {
 			p, data := randomPicture(format, c.width, c.height, 1)
 			q := query{Format: l.Name, Width: c.width, Height: c.height, ToWidth: c.toWidth, ToHeight: c.toHeight, Area: c.area}
 			q.Picture = filepath.Join(dir, fmt.Sprint(len(all), ".picture"))
