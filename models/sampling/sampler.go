@@ -128,6 +128,10 @@ func (s *Sampler) write(tensor []byte, x, y, count int) {
 				at += step
 			}
 		case models.F32:
+			if step == size {
+				copy(tensor[at:], view(line))
+				continue
+			}
 			for _, v := range line {
 				binary.NativeEndian.PutUint32(tensor[at:], math.Float32bits(v))
 				at += step
