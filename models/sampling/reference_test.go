@@ -122,6 +122,11 @@ func TestDefinition(t *testing.T) {
 		in := input(rapid.IntRange(1, 40).Draw(t, "to width"), rapid.IntRange(1, 40).Draw(t, "to height"), channels)
 		in.TensorLayout = rapid.SampledFrom([]models.Layout{models.HWC, models.CHW}).Draw(t, "layout")
 		in.ReverseChannels = rapid.Bool().Draw(t, "reverse")
+		padding := [3]float64{30, 60, 90}
+		if channels == 1 {
+			padding = [3]float64{30, 30, 30}
+		}
+		in.Pad = []int{30, 60, 90}[:channels]
 		in.Antialias, in.Background = rapid.Bool().Draw(t, "area"), [3]uint8{10, 200, 30}
 		if rapid.Bool().Draw(t, "range") {
 			in.Range = [2]int{100, 900}
@@ -141,7 +146,7 @@ func TestDefinition(t *testing.T) {
 		}
 		for y := range in.Height {
 			for x := range in.Width {
-				var want [3]float64
+				want := padding
 				if (image.Point{x, y}).In(r.Inside) {
 					want = resampled(p, data, x-r.Inside.Min.X, y-r.Inside.Min.Y, r, in)
 				}
