@@ -12,16 +12,24 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 )
 
-// A refused session is nil, not an interface that holds a nil pointer. ONNX Runtime opens in
-// a child process: the other tests of this package play it.
+// inChild reports whether this process runs only this test. Otherwise it runs the test in a child process. There, ONNX
+// Runtime may be opened: the other tests of this package play it.
+func inChild(t *testing.T) bool {
+	const child = "PENSTOCK_CHILD"
+	if os.Getenv(child) == t.Name() {
+		return true
+	}
+	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	c.Env = append(os.Environ(), child+"="+t.Name())
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	return false
+}
+
+// A refused session is nil, not an interface that holds a nil pointer.
 func TestRefusedSession(t *testing.T) {
-	const child = "PENSTOCK_REFUSED_SESSION"
-	if os.Getenv(child) == "" {
-		c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-		c.Env = append(os.Environ(), child+"=1")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
+	if !inChild(t) {
 		return
 	}
 	must.OK(t, open())
@@ -36,13 +44,7 @@ func TestRefusedSession(t *testing.T) {
 
 // The library of the tests has no provider for GPUs. A session on the CPU makes the same calls, with the same allocator.
 func TestSessionAllocates(t *testing.T) {
-	const child = "PENSTOCK_SESSION_ALLOCATES"
-	if os.Getenv(child) == "" {
-		c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-		c.Env = append(os.Environ(), child+"=1")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
+	if !inChild(t) {
 		return
 	}
 	weights := somePool(t, bound(t))
