@@ -461,11 +461,15 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestMetadata(t *testing.T) {
 	web := newGateway(t, oneBox)
 	for path, want := range map[string]string{
-		"/v2":                                `"extensions":["binary_tensor_data"]`,
+		"/v2":                                `"extensions":["binary_tensor_data","model_configuration","statistics"]`,
 		"/v2/models":                         `{"name":"finder","version":"3","state":"READY"}`,
 		"/v2/models/finder":                  `"inputs":[{"name":"image","datatype":"UINT8","shape":[-1,4,4,3]}],"outputs":[{"name":"boxes"`,
 		"/v2/models/raw":                     `{"name":"pair","datatype":"FP32","shape":[-1,2]}`,
 		"/v2/models/finder/versions/3":       `"versions":["3"]`,
+		"/v2/models/finder/config":           `"max_batch_size":256,"input":[{"name":"image","data_type":"TYPE_UINT8","dims":[4,4,3]}],"output":[{"name":"boxes","data_type":"TYPE_FP32","dims":[-1,4]}`,
+		"/v2/models/counter/config":          `"max_batch_size":1,`,
+		"/v2/models/finder/stats":            `{"model_stats":[{"name":"finder","version":"3","inference_count":0,`,
+		"/v2/models/stats":                   `{"name":"raw","version":"1","inference_count":0,`,
 		"/v2/health/live":                    "",
 		"/v2/health/ready":                   "",
 		"/v2/models/finder/ready":            "",
@@ -474,6 +478,19 @@ func TestMetadata(t *testing.T) {
 		request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+path, nil)
 		if response, text := do(t, request); response.StatusCode != 200 || !strings.Contains(text, want) {
 			t.Errorf("%s: %s %s", path, response.Status, text)
+		}
+	}
+}
+
+func TestRepositoryIndex(t *testing.T) {
+	web := newGateway(t, oneBox)
+	for body, want := range map[string]string{
+		"":                 `[{"name":"counter","version":"1","state":"READY"},{"name":"finder",`,
+		`{"ready": true}`:  `[{"name":"counter","version":"1","state":"READY"},{"name":"finder",`,
+		`{"ready": "yes"}`: `{"error":"read JSON of request: json: cannot unmarshal string`,
+	} {
+		if _, text := post(t, web.URL+"/v2/repository/index", "application/json", []byte(body)); !strings.HasPrefix(text, want) {
+			t.Errorf("%s: %s", body, text)
 		}
 	}
 }

@@ -30,9 +30,13 @@ func (s *server) routes() http.Handler {
 	mux.Handle("GET /v2/health/ready", handler(s.ready))
 	mux.HandleFunc("GET /v2/models", s.models)
 	mux.HandleFunc("GET /v2/models/{$}", s.models)
+	mux.Handle("GET /v2/models/stats", handler(s.statistics))
+	mux.Handle("POST /v2/repository/index", handler(s.repositoryIndex))
 	for _, path := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
 		mux.Handle("GET "+path, handler(s.metadata))
 		mux.Handle("GET "+path+"/ready", handler(s.modelReady))
+		mux.Handle("GET "+path+"/config", handler(s.config))
+		mux.Handle("GET "+path+"/stats", handler(s.statistics))
 		mux.Handle("POST "+path+"/infer", handler(s.infer))
 	}
 	mux.HandleFunc("POST /v1/vision/detection", s.detect)
@@ -112,12 +116,16 @@ func writeJSON(w http.ResponseWriter, v any) error {
 	return nil
 }
 
-func (s *server) serverMetadata(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data"}})
+func (s *server) serverMetadata(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.describe()) }
+
+func (s *server) describe() map[string]any {
+	return map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data", "model_configuration", "statistics"}}
 }
 
 // ready answers 200 when every function has a process that serves.
-func (s *server) ready(http.ResponseWriter, *http.Request) error {
+func (s *server) ready(http.ResponseWriter, *http.Request) error { return s.allReady() }
+
+func (s *server) allReady() error {
 	if err := s.functions.Alive(); err != nil {
 		return badRequest(err)
 	}
@@ -139,24 +147,54 @@ type listedModel struct {
 
 // models lists all functions.
 func (s *server) models(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, map[string]any{"models": s.index(false)})
+}
+
+// repositoryIndex lists functions in Triton's form.
+func (s *server) repositoryIndex(w http.ResponseWriter, r *http.Request) error {
+	var only struct {
+		Ready bool `json:"ready"`
+	}
+	content, err := s.body(w, r)
+	if err != nil {
+		return err
+	}
+	defer content.release()
+	if len(content.data) > 0 {
+		if err := json.Unmarshal(content.data, &only); err != nil {
+			return badRequest(fmt.Errorf("read JSON of request: %w", err))
+		}
+	}
+	return writeJSON(w, s.index(only.Ready))
+}
+
+// index lists all functions, or those that are ready.
+func (s *server) index(ready bool) []listedModel {
 	list := []listedModel{}
 	for _, f := range s.functions.All() {
 		m := listedModel{Name: f.Name, Version: fmt.Sprint(f.Card.Version), State: "READY"}
 		if err := s.functions.Ready(f.Name); err != nil {
 			m.State, m.Reason = "UNAVAILABLE", err.Error()
 		}
-		list = append(list, m)
+		if m.Reason == "" || !ready {
+			list = append(list, m)
+		}
 	}
-	writeJSON(w, map[string]any{"models": list})
+	return list
 }
 
 // function returns the function of a request's path.
 func (s *server) function(r *http.Request) (*functions.Function, error) {
-	f, err := s.functions.Function(r.PathValue("model"))
+	return s.named(r.PathValue("model"), r.PathValue("version"))
+}
+
+// named returns the function with a name, if it serves that version; "": any.
+func (s *server) named(name, v string) (*functions.Function, error) {
+	f, err := s.functions.Function(name)
 	if err != nil {
 		return nil, err
 	}
-	if v := r.PathValue("version"); v != "" && v != fmt.Sprint(f.Card.Version) {
+	if v != "" && v != fmt.Sprint(f.Card.Version) {
 		return nil, &httpError{http.StatusNotFound, fmt.Errorf("function %s serves version %d of its model, not %s", f.Name, f.Card.Version, v)}
 	}
 	return f, nil
@@ -168,6 +206,40 @@ func (s *server) metadata(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return writeJSON(w, openinference.Describe(f.Name, f.Card))
+}
+
+func (s *server) config(w http.ResponseWriter, r *http.Request) error {
+	f, err := s.function(r)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, openinference.Configure(f.Name, f.Card))
+}
+
+func (s *server) statistics(w http.ResponseWriter, r *http.Request) error {
+	list, err := s.count(r.PathValue("model"), r.PathValue("version"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, list)
+}
+
+// count returns the statistics of a function, or of all if name is empty.
+func (s *server) count(name, version string) (map[string]any, error) {
+	all := s.functions.All()
+	if name != "" {
+		f, err := s.named(name, version)
+		if err != nil {
+			return nil, err
+		}
+		all = []*functions.Function{f}
+	}
+	list := []openinference.Statistics{}
+	for _, f := range all {
+		c := s.functions.Counters(f.Name)
+		list = append(list, openinference.Count(f.Name, f.Card, &c))
+	}
+	return map[string]any{"model_stats": list}, nil
 }
 
 func (s *server) modelReady(_ http.ResponseWriter, r *http.Request) error {
@@ -198,7 +270,14 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 	if strings.HasPrefix(r.Header.Get("Content-Type"), "image/") || picture.Format(body) != "" {
 		return s.inferPhoto(w, r, f, body)
 	}
-	q, release, err := s.tensors(r, f, body)
+	header := r.Header.Get(openinference.HeaderLength)
+	text := len(body)
+	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
+		text = min(text, n)
+	}
+	q, release, err := s.tensors(r.Context(), text, func() (*openinference.Request, error) {
+		return openinference.DecodeRequest(body, header, f.Card)
+	})
 	if err != nil {
 		return err
 	}
@@ -207,35 +286,22 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	wanted.Deadline = cmp.Or(q.Timeout, wanted.Deadline)
-	wanted.Sequence = functions.Sequence{Name: q.Sequence, Start: q.SequenceStart}
-	if wanted.Sequence.User, _, err = net.SplitHostPort(r.RemoteAddr); err == nil && q.Sequence != "" && len(q.Payloads) > 1 {
-		err = badRequest(fmt.Errorf("sequence %q has %d images at once, want one per message", q.Sequence, len(q.Payloads)))
-	}
-	if err != nil {
-		return err
-	}
-	answers, err := s.inferAll(r.Context(), f, q.Payloads, wanted)
+	answers, err := s.inferTensors(r.Context(), r.RemoteAddr, f, q, wanted)
 	if err != nil {
 		return err
 	}
 	return s.answer(w, f, q, answers)
 }
 
-// tensors decodes a message of the protocol. Its payloads may be used until release.
-func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q *openinference.Request, release func(), err error) {
-	header := r.Header.Get(openinference.HeaderLength)
-	text := len(body)
-	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
-		text = min(text, n)
-	}
+// tensors decodes a message of the protocol with so many bytes that are no raw tensors. Its payloads may be used until release.
+func (s *server) tensors(ctx context.Context, text int, read func() (*openinference.Request, error)) (q *openinference.Request, release func(), err error) {
 	payloads := buffer{memory: s.memory}
 	decode := func() error {
-		if q, err = openinference.DecodeRequest(body, header, f.Card); err != nil {
+		if q, err = read(); err != nil {
 			return badRequest(err)
 		}
 		if q.Needed > 0 {
-			if err := payloads.grow(r.Context(), q.Needed); err != nil {
+			if err := payloads.grow(ctx, q.Needed); err != nil {
 				return err
 			}
 		}
@@ -248,13 +314,27 @@ func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q
 	if text <= small {
 		err = decode()
 	} else {
-		err = s.memory.decode(r.Context(), openinference.DecodeBytes*text, decode)
+		err = s.memory.decode(ctx, openinference.DecodeBytes*text, decode)
 	}
 	if err != nil {
 		payloads.release()
 		return nil, nil, err
 	}
 	return q, payloads.release, nil
+}
+
+// inferTensors answers a message from an address.
+func (s *server) inferTensors(ctx context.Context, from string, f *functions.Function, q *openinference.Request, wanted functions.Wanted) ([]functions.Answer, error) {
+	wanted.Deadline = cmp.Or(q.Timeout, wanted.Deadline)
+	wanted.Sequence = functions.Sequence{Name: q.Sequence, Start: q.SequenceStart}
+	var err error
+	if wanted.Sequence.User, _, err = net.SplitHostPort(from); err != nil {
+		return nil, fmt.Errorf("read address of client: %w", err)
+	}
+	if q.Sequence != "" && len(q.Payloads) > 1 {
+		return nil, badRequest(fmt.Errorf("sequence %q has %d images at once, want one per message", q.Sequence, len(q.Payloads)))
+	}
+	return s.inferAll(ctx, f, q.Payloads, wanted)
 }
 
 // inferAll sends each picture of a request and waits for all answers. The error is the first
@@ -284,21 +364,11 @@ func (s *server) inferAll(ctx context.Context, f *functions.Function, pictures [
 
 // answer writes the response to a request.
 func (s *server) answer(w http.ResponseWriter, f *functions.Function, q *openinference.Request, answers []functions.Answer) error {
-	content := make([]openinference.Answer, len(answers))
-	slowest := 0
-	for i := range answers {
-		a := &answers[i]
-		content[i] = openinference.Answer{Kind: a.Kind, Content: a.Content}
-		if a.Latency > answers[slowest].Latency {
-			slowest = i
-		}
-	}
-	outputs, err := openinference.Outputs(f.Card, content)
+	slowest, outputs, err := merge(f, answers)
 	if err != nil {
-		return &httpError{http.StatusServiceUnavailable, err}
+		return err
 	}
-	a := &answers[slowest]
-	body, headerLength, err := openinference.EncodeResponse(q, f.Name, fmt.Sprint(a.ModelVersion), stages(a), outputs)
+	body, headerLength, err := openinference.EncodeResponse(q, f.Name, version(slowest), stages(slowest), outputs)
 	if err != nil {
 		return err
 	}
@@ -310,6 +380,25 @@ func (s *server) answer(w http.ResponseWriter, f *functions.Function, q *openinf
 	w.Write(body) // the client may have gone
 	return nil
 }
+
+// merge returns the outputs of a request, and its slowest answer.
+func merge(f *functions.Function, answers []functions.Answer) (slowest *functions.Answer, outputs []openinference.Tensor, err error) {
+	content := make([]openinference.Answer, len(answers))
+	slowest = &answers[0]
+	for i := range answers {
+		a := &answers[i]
+		content[i] = openinference.Answer{Kind: a.Kind, Content: a.Content}
+		if a.Latency > slowest.Latency {
+			slowest = a
+		}
+	}
+	if outputs, err = openinference.Outputs(f.Card, content); err != nil {
+		return nil, nil, &httpError{http.StatusServiceUnavailable, err}
+	}
+	return slowest, outputs, nil
+}
+
+func version(a *functions.Answer) string { return fmt.Sprint(a.ModelVersion) }
 
 // stages are the times of the slowest picture as parameters of a response, in microseconds.
 func stages(a *functions.Answer) map[string]int64 {

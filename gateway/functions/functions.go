@@ -43,8 +43,8 @@ type Set struct {
 
 	mu        sync.RWMutex
 	functions map[string]*Function
-	status    control.Status
-	updated   time.Time // when status was read; zero if it never was
+	sample    control.Sample
+	updated   time.Time // when sample was read; zero if it never was
 	err       error     // why the last attempt failed
 }
 
@@ -140,7 +140,7 @@ func (s *Set) Refresh(ctx context.Context) error {
 
 	s.mu.Lock()
 	before := s.functions
-	s.functions, s.status, s.updated = next, status, time.Now()
+	s.functions, s.sample, s.updated = next, sample, time.Now()
 	s.mu.Unlock()
 
 	used := map[*client.Client]bool{}
@@ -236,7 +236,17 @@ func (s *Set) names() []string {
 func (s *Set) Status() (status control.Status, age time.Duration, err error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.status, time.Since(s.updated), s.err
+	return s.sample.Status, time.Since(s.updated), s.err
+}
+
+// Counters returns the last known counters of a function.
+func (s *Set) Counters(name string) (c control.FunctionSample) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if i := slices.IndexFunc(s.sample.Functions, func(c control.FunctionSample) bool { return c.Name == name }); i >= 0 {
+		c = s.sample.Functions[i]
+	}
+	return c
 }
 
 // staleAfter is the age at which a status says nothing about the present.
