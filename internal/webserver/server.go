@@ -36,6 +36,12 @@ const writePart = 256 << 10
 // maxRest is the max length of that rest.
 const maxRest = 64 << 20
 
+// The limits of a connection of HTTP/2: requests at once, and bytes that no handler has read yet.
+const (
+	maxStreams = 128
+	maxUnread  = 128 << 10
+)
+
 const maxHeaderBytes = 64 << 10
 
 // Options configure a server.
@@ -43,7 +49,9 @@ type Options struct {
 	// Connections is the max number of open ones; each address may have half of them. It is lower if
 	// this process may open fewer than four times as many files.
 	Connections int
-	Log         zerolog.Logger
+	// HTTP2 also serves HTTP/2 without TLS, for clients that begin with it.
+	HTTP2 bool
+	Log   zerolog.Logger
 }
 
 // Server is an http.Server that serves one listener, within the bounds of this package.
@@ -57,6 +65,7 @@ func New(l net.Listener, handler http.Handler, o Options) *Server {
 	s := &Server{listener: newListener(l, min(o.Connections, maxFiles()/4))}
 	s.Server = &http.Server{
 		Handler: receive(handler), ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, IdleTimeout: idleTimeout,
+		HTTP2:          &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread},
 		MaxHeaderBytes: maxHeaderBytes, ErrorLog: log.New(errorLog{o.Log, l.Addr()}, "", 0), Protocols: new(http.Protocols),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, own(c))
@@ -68,6 +77,7 @@ func New(l net.Listener, handler http.Handler, o Options) *Server {
 		},
 	}
 	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetUnencryptedHTTP2(o.HTTP2)
 	return s
 }
 
@@ -98,6 +108,7 @@ type connKey struct{}
 func receive(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		q := &request{ResponseWriter: w, conn: r.Context().Value(connKey{}).(*conn)}
+		q.replied = r.ProtoMajor > 1 // clients of HTTP/2 read an answer while they send
 		if r.ContentLength == 0 {
 			q.end()
 		} else {
