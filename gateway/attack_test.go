@@ -61,14 +61,15 @@ func TestStalledRequests(t *testing.T) {
 func TestErrorsAreJSON(t *testing.T) {
 	web := newGateway(t, oneBox)
 	for path, want := range map[string]string{
-		"GET /nope":                  `{"error":"no such path: \"/nope\""}`,
-		"GET /v2/models/finder/nope": `{"error":"no such path: \"/v2/models/finder/nope\""}`,
-		"GET /v2/models/nope/config": `{"error":"no such function: \"nope\"`,
-		"GET /v2/models/nope/stats":  `{"error":"no such function: \"nope\"`,
-		"POST /v2":                   `want GET, HEAD"}`,
-		"GET /api/clip/nope.jpg":     `{"error":"no such path`,
-		"GET /api/wall/nope":         `{"error":"function \"nope\" has no picture`,
-		"GET /vendor/nope":           `{"error":"no such path`,
+		"GET /nope":                                       `{"error":"no such path: \"/nope\""}`,
+		"GET /v2/models/finder/nope":                      `{"error":"no such path: \"/v2/models/finder/nope\""}`,
+		"GET /v2/models/nope/config":                      `{"error":"no such function: \"nope\"`,
+		"GET /v2/models/nope/stats":                       `{"error":"no such function: \"nope\"`,
+		"POST /inference.GRPCInferenceService/ServerLive": `{"error":`,
+		"POST /v2":               `want GET, HEAD"}`,
+		"GET /api/clip/nope.jpg": `{"error":"no such path`,
+		"GET /api/wall/nope":     `{"error":"function \"nope\" has no picture`,
+		"GET /vendor/nope":       `{"error":"no such path`,
 	} {
 		method, path, _ := strings.Cut(path, " ")
 		request, _ := http.NewRequestWithContext(t.Context(), method, web.URL+path, nil)

@@ -76,6 +76,7 @@ type server struct {
 	version    string
 	memory     *memory
 	cameras    *cameras
+	rpc        *rpc
 }
 
 // Run follows the node and serves until ctx ends; then it answers what it has accepted. If the address is taken, it
@@ -114,8 +115,9 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	case <-time.After(firstAnswer):
 	case <-ctx.Done():
 	}
-	web := webserver.New(listener, access.guard(s.routes()), webserver.Options{Connections: maxConnections, Log: o.Log})
+	web := webserver.New(listener, access.guard(s.routes()), webserver.Options{Connections: maxConnections, HTTP2: true, Log: o.Log})
 	web.RegisterOnShutdown(s.events.close) // Shutdown waits for requests
+	web.RegisterOnShutdown(s.rpc.end)
 	ended := make(chan error, 1)
 	go func() { ended <- web.Run() }()
 	address := netip.MustParseAddrPort(listener.Addr().String())
@@ -144,6 +146,7 @@ func newServer(o Options) *server {
 		history: history.NewRecorder(), events: newEvents(), wall: newWall(),
 		demo: o.Demo, version: o.Version, memory: newMemory(), cameras: newCameras(),
 	}
+	s.rpc = newRPC(s)
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)
 	s.pictures = newPictures(o, s.functions, s.wall)
 	s.publishers = publish.NewSet(o.Publish, o.Version, o.Log)

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/openinference"
+	"github.com/penstock/penstock/gateway/openinference/inference"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
@@ -39,6 +40,7 @@ func (s *server) routes() http.Handler {
 		mux.Handle("GET "+path+"/stats", handler(s.statistics))
 		mux.Handle("POST "+path+"/infer", handler(s.infer))
 	}
+	mux.HandleFunc("POST /"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/{method}", s.rpc.serve)
 	mux.HandleFunc("POST /v1/vision/detection", s.detect)
 	s.routePage(mux)
 	return jsonErrors(mux)

@@ -60,11 +60,13 @@ type buffer struct {
 	memory *memory
 	number uint64 // in the order of arrival
 	data   []byte
+	// reserved are bytes besides data.
+	reserved int
 }
 
 func (b *buffer) release() {
-	b.memory.bodies.Release(int64(cap(b.data)))
-	b.data = nil
+	b.memory.bodies.Release(int64(cap(b.data) + b.reserved))
+	b.data, b.reserved = nil, 0
 }
 
 // firstBytes is the memory of a body whose first byte has come.
@@ -114,21 +116,38 @@ func (b *buffer) fill(ctx context.Context, from io.Reader, most int64) error {
 	}
 }
 
-// grow moves a body to more memory. If there is none, the oldest body waits and others are refused:
-// if all waited for each other, or all were refused, none would end.
+// grow moves a body to more memory.
 func (b *buffer) grow(ctx context.Context, room int) error {
-	bodies := b.memory.bodies
-	if !bodies.TryAcquire(int64(room)) {
-		waiting, cancel := context.WithTimeout(ctx, functions.MaxWait)
-		defer cancel()
-		if !b.memory.oldest(b) || bodies.Acquire(waiting, int64(room)) != nil {
-			return busy("gateway has %d MiB of other requests in memory", maxBodies>>20)
-		}
+	if err := b.acquire(ctx, room); err != nil {
+		return err
 	}
 	larger := make([]byte, len(b.data), room)
 	copy(larger, b.data)
-	bodies.Release(int64(cap(b.data)))
+	b.memory.bodies.Release(int64(cap(b.data)))
 	b.data = larger
+	return nil
+}
+
+// reserve counts more bytes until release.
+func (b *buffer) reserve(ctx context.Context, bytes int) error {
+	if err := b.acquire(ctx, bytes); err != nil {
+		return err
+	}
+	b.reserved += bytes
+	return nil
+}
+
+// acquire takes memory. If there is none, the oldest body waits and others are refused: if all waited for each other, or all
+// were refused, none would end.
+func (b *buffer) acquire(ctx context.Context, bytes int) error {
+	bodies := b.memory.bodies
+	if !bodies.TryAcquire(int64(bytes)) {
+		waiting, cancel := context.WithTimeout(ctx, functions.MaxWait)
+		defer cancel()
+		if !b.memory.oldest(b) || bodies.Acquire(waiting, int64(bytes)) != nil {
+			return busy("gateway has %d MiB of other requests in memory", maxBodies>>20)
+		}
+	}
 	return nil
 }
 

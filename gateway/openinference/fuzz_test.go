@@ -3,6 +3,10 @@ package openinference
 import (
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock/penstock/gateway/openinference/inference"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -22,14 +26,46 @@ func FuzzDecodeRequest(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			if len(r.Payloads) == 0 || len(r.Payloads) > MaxImages || r.Timeout < 0 {
-				t.Errorf("%d payloads, timeout %v", len(r.Payloads), r.Timeout)
-			}
-			for _, p := range r.Payloads {
-				if len(p) != size {
-					t.Errorf("payload of %d bytes, want %d", len(p), size)
-				}
-			}
+			checkPayloads(t, r, size)
 		}
+	})
+}
+
+func checkPayloads(t *testing.T, r *Request, size int) {
+	if len(r.Payloads) == 0 || len(r.Payloads) > MaxImages || r.Timeout < 0 {
+		t.Errorf("%d payloads, timeout %v", len(r.Payloads), r.Timeout)
+	}
+	for _, p := range r.Payloads {
+		if len(p) != size {
+			t.Errorf("payload of %d bytes, want %d", len(p), size)
+		}
+	}
+}
+
+// The same for messages of gRPC.
+func FuzzDecodeMessage(f *testing.F) {
+	tensor := func(name, datatype string, shape ...int64) *inference.ModelInferRequest_InferInputTensor {
+		return &inference.ModelInferRequest_InferInputTensor{Name: name, Datatype: datatype, Shape: shape}
+	}
+	typed := tensor("s", "INT64")
+	typed.Contents = &inference.InferTensorContents{Int64Contents: []int64{-1}}
+	for _, m := range []*inference.ModelInferRequest{
+		{Inputs: []*inference.ModelInferRequest_InferInputTensor{tensor("s", "INT64", 2), tensor("v", "FP16", 2, 2)}, RawInputContents: [][]byte{make([]byte, 16), make([]byte, 8)}},
+		{Inputs: []*inference.ModelInferRequest_InferInputTensor{typed, tensor("v", "FP16", 2)}},
+	} {
+		body, err := proto.Marshal(m)
+		must.OK(f, err)
+		f.Add(body)
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var m inference.ModelInferRequest
+		if proto.Unmarshal(body, &m) != nil {
+			return
+		}
+		r, err := DecodeMessage(&m, &two)
+		if err != nil || r.Fill(make([]byte, r.Needed)) != nil {
+			return
+		}
+		checkPayloads(t, r, 12)
 	})
 }

@@ -74,7 +74,7 @@ type (
 		Data       json.RawMessage `json:"data"`
 
 		images int
-		raw    []byte // binary data
+		raw    []byte // binary data; set before check by messages of gRPC
 	}
 	outputJSON struct {
 		Name       string     `json:"name"`
@@ -119,6 +119,11 @@ func DecodeRequest(body []byte, headerLength string, card *models.Card) (*Reques
 		return nil, fmt.Errorf("read JSON of request: %w", err)
 	}
 
+	return newRequest(&q, raw, card)
+}
+
+// newRequest checks a message. raw are the binary data of all inputs that have binary_data_size.
+func newRequest(q *requestJSON, raw []byte, card *models.Card) (*Request, error) {
 	r := &Request{ID: q.ID, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
 	if q.Parameters.Timeout != nil {
 		micros, err := strconv.ParseInt(q.Parameters.Timeout.String(), 10, 64)
@@ -332,6 +337,10 @@ func (t *inputJSON) check(want *models.Tensor, raw []byte) (rest []byte, err err
 
 	size := t.images * want.Bytes()
 	switch binary := t.Parameters.BinaryDataSize; {
+	case t.raw != nil && len(t.raw) != size:
+		return nil, fmt.Errorf("has %d bytes, the shape wants %d", len(t.raw), size)
+	case t.raw != nil:
+		return raw, nil
 	case binary == nil && !bytes.HasPrefix(t.Data, []byte("[")):
 		return nil, errors.New("data is no array of numbers; want one, or a binary_data_size")
 	case binary == nil:

@@ -232,14 +232,8 @@ type (
 // if no output is binary. parameters are the response's own.
 func EncodeResponse(r *Request, name, version string, parameters map[string]int64, outputs []Tensor) (body []byte, headerLength int, err error) {
 	response := responseJSON{ModelName: name, ModelVersion: version, ID: r.ID, Parameters: parameters, Outputs: []tensorJSON{}}
-	wanted := r.outputs
-	if len(wanted) == 0 {
-		for _, t := range outputs {
-			wanted = append(wanted, outputWanted{t.Name, r.binary})
-		}
-	}
 	var raw []byte
-	for _, w := range wanted {
+	for _, w := range r.wanted(outputs) {
 		t, err := find(outputs, w.name)
 		if err != nil {
 			return nil, 0, err
@@ -262,6 +256,17 @@ func EncodeResponse(r *Request, name, version string, parameters map[string]int6
 		return body, 0, nil
 	}
 	return append(body, raw...), len(body), nil
+}
+
+// wanted returns the outputs that a response has, in order.
+func (r *Request) wanted(outputs []Tensor) (wanted []outputWanted) {
+	if len(r.outputs) > 0 {
+		return r.outputs
+	}
+	for _, t := range outputs {
+		wanted = append(wanted, outputWanted{t.Name, r.binary})
+	}
+	return wanted
 }
 
 // ErrOutput is the error for a wanted output that the function does not have.

@@ -135,7 +135,7 @@ func triton(t *testing.T, script, url string, arguments ...string) string {
 	t.Helper()
 	python := os.Getenv("PENSTOCK_TRITON_PYTHON")
 	if python == "" {
-		t.Skip("not on this machine: PENSTOCK_TRITON_PYTHON names no python3 with tritonclient[http] (.ci/run installs it)")
+		t.Skip("not on this machine: PENSTOCK_TRITON_PYTHON names no python3 with tritonclient[grpc,http] (.ci/run installs it)")
 	}
 	command := exec.Command(python, append([]string{"testdata/" + script, strings.TrimPrefix(url, "http://")}, arguments...)...)
 	var stderr bytes.Buffer
@@ -178,6 +178,17 @@ func TestTritonClient(t *testing.T) {
 			t.Errorf("%s, want %s", line, lines[0])
 		}
 	}
+}
+
+// Triton's client of gRPC gets the answers that its client of HTTP gets.
+func TestTritonGRPC(t *testing.T) {
+	_, url := startWithGateway(t)
+	photo, err := pictures.Decode(t.Context(), photoOf(t))
+	must.OK(t, err)
+	pixels, _ := pictures.Resize(photo, faceInput)
+	file := filepath.Join(t.TempDir(), "picture")
+	must.OK(t, os.WriteFile(file, pixels, 0o600))
+	triton(t, "grpcclient.py", url, "face", file)
 }
 
 // Triton's client names the inputs of a model, in any order: y = x * k * sr, with sr a constant.

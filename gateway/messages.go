@@ -1,0 +1,123 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// messages is the body of a call of gRPC. Package grpc reads all of a body into memory, even if it has no end. So this one gives
+// it one message at a time. The next comes when the last is answered. A call that is no stream has one.
+type messages struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	from   io.ReadCloser
+	memory *memory
+	// stream sets the deadlines of a stream; nil: the call is none.
+	stream *http.ResponseController
+	// answered receives when the method is done with a message.
+	answered chan struct{}
+
+	// The goroutine that reads owns the rest, until it ends.
+	current *buffer
+	unread  []byte
+	ended   bool
+}
+
+type messagesKey struct{}
+
+const (
+	// maxMessage is the max length of a message: with copies of its tensors it fits into the memory of bodies.
+	maxMessage = maxBodies / 4
+	// maxSilence is the max time between two messages of a stream.
+	maxSilence = 5 * time.Minute
+
+	messagePrefix = 5 // bytes: whether it is compressed, and the length in big endian
+)
+
+// Read reads the messages as they came.
+func (m *messages) Read(to []byte) (int, error) {
+	if len(m.unread) == 0 {
+		if err := m.next(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(to, m.unread)
+	m.unread = m.unread[n:]
+	return n, nil
+}
+
+// next receives a message.
+func (m *messages) next() error {
+	if m.current != nil && m.stream != nil {
+		select {
+		case <-m.answered:
+		case <-m.ctx.Done():
+			return m.ctx.Err()
+		}
+	}
+	if m.ended || m.current != nil && m.stream == nil {
+		return io.EOF
+	}
+	m.release()
+	if m.stream != nil {
+		if err := m.stream.SetReadDeadline(time.Now().Add(maxSilence)); err != nil {
+			return fmt.Errorf("set deadline of stream: %w", err)
+		}
+	}
+
+	prefix := make([]byte, messagePrefix)
+	if _, err := io.ReadFull(m.from, prefix); err != nil {
+		return err
+	}
+	size := int64(binary.BigEndian.Uint32(prefix[1:]))
+	if size > maxMessage { // package grpc refuses it when it sees the prefix
+		m.unread, m.ended = prefix, true
+		return nil
+	}
+	var err error
+	if m.current, err = m.memory.read(m.ctx, io.MultiReader(bytes.NewReader(prefix), io.LimitReader(m.from, size)), messagePrefix+size); err != nil {
+		return err
+	}
+	if m.unread = m.current.data; len(m.unread) < messagePrefix+int(size) {
+		return io.ErrUnexpectedEOF
+	}
+	return m.current.reserve(m.ctx, decodedBytes(m.unread[messagePrefix:]))
+}
+
+// decodedBytes is the memory of a message besides itself: two copies of its raw tensors, and Go's form of the rest.
+func decodedBytes(message []byte) int {
+	const rawContents, perByte = 7, 8 // the field's number; a small number in one byte becomes a uint64
+	raw := 0
+	for rest := message; len(rest) > 0; {
+		field, kind, n := protowire.ConsumeField(rest)
+		if n < 0 {
+			break // package grpc says what is wrong
+		}
+		if field == rawContents && kind == protowire.BytesType {
+			raw += n
+		}
+		rest = rest[n:]
+	}
+	return 2*len(message) + perByte*(len(message)-raw)
+}
+
+// release frees the memory of a message.
+func (m *messages) release() {
+	if m.current != nil {
+		m.current.release()
+		m.current = nil
+	}
+}
+
+// Close makes Read return.
+func (m *messages) Close() error {
+	m.cancel()
+	return m.from.Close()
+}

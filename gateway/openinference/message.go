@@ -1,0 +1,133 @@
+package openinference
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+
+	"github.com/penstock/penstock/gateway/openinference/inference"
+	"github.com/penstock/penstock/models"
+)
+
+// DecodeMessage is DecodeRequest for a message of gRPC. Payloads may share the message's memory.
+func DecodeMessage(m *inference.ModelInferRequest, card *models.Card) (*Request, error) {
+	q := requestJSON{ID: m.Id}
+	if err := q.Parameters.set(m.Parameters); err != nil {
+		return nil, err
+	}
+	for _, o := range m.Outputs {
+		q.Outputs = append(q.Outputs, outputJSON{Name: o.Name})
+	}
+	raw := m.RawInputContents
+	if len(raw) > 0 && len(raw) != len(m.Inputs) {
+		return nil, fmt.Errorf("message has %d raw_input_contents, want one for each of its %d inputs", len(raw), len(m.Inputs))
+	}
+	for i, t := range m.Inputs {
+		in := inputJSON{Name: t.Name, Shape: t.Shape, Datatype: t.Datatype}
+		switch {
+		case len(raw) > 0 && t.Contents != nil:
+			return nil, fmt.Errorf("input %q: has both contents and raw_input_contents, want one", t.Name)
+		case len(raw) > 0:
+			in.raw = raw[i]
+		default:
+			var err error
+			if in.raw, err = elements(t.Contents, t.Datatype); err != nil {
+				return nil, fmt.Errorf("input %q: %w", t.Name, err)
+			}
+		}
+		if in.raw == nil {
+			in.raw = []byte{} // empty, but no JSON
+		}
+		q.Inputs = append(q.Inputs, in)
+	}
+	return newRequest(&q, nil, card)
+}
+
+// set reads the parameters of a message. Unknown ones are ignored.
+func (p *parameters) set(from map[string]*inference.InferParameter) error {
+	values := map[string]any{}
+	for name, v := range from {
+		switch v := v.GetParameterChoice().(type) {
+		case *inference.InferParameter_BoolParam:
+			values[name] = v.BoolParam
+		case *inference.InferParameter_Int64Param:
+			values[name] = v.Int64Param
+		case *inference.InferParameter_Uint64Param:
+			values[name] = v.Uint64Param
+		case *inference.InferParameter_StringParam:
+			values[name] = v.StringParam
+		}
+	}
+	text, err := json.Marshal(values)
+	if err != nil {
+		return fmt.Errorf("read parameters: %w", err)
+	}
+	if err := json.Unmarshal(text, p); err != nil {
+		return fmt.Errorf("read parameters: %w", err)
+	}
+	return nil
+}
+
+// elements returns the contents of a tensor as raw bytes.
+func elements(c *inference.InferTensorContents, datatype string) (raw []byte, err error) {
+	var values any
+	switch datatype {
+	case "BOOL":
+		values = c.GetBoolContents()
+	case "INT8":
+		values, err = narrow[int8](c.GetIntContents())
+	case "INT16":
+		values, err = narrow[int16](c.GetIntContents())
+	case "INT32":
+		values = c.GetIntContents()
+	case "INT64":
+		values = c.GetInt64Contents()
+	case "UINT8":
+		values, err = narrow[uint8](c.GetUintContents())
+	case "UINT16":
+		values, err = narrow[uint16](c.GetUintContents())
+	case "UINT32":
+		values = c.GetUintContents()
+	case "UINT64":
+		values = c.GetUint64Contents()
+	case "FP32":
+		values = c.GetFp32Contents()
+	case "FP64":
+		values = c.GetFp64Contents()
+	default:
+		return nil, nil // only raw
+	}
+	if err != nil {
+		return nil, err
+	}
+	raw, _ = binary.Append(nil, binary.LittleEndian, values) // it knows slices of all numbers
+	return raw, nil
+}
+
+// narrow returns values in a type that protocol buffers lack.
+func narrow[To int8 | int16 | uint8 | uint16, From int32 | uint32](values []From) ([]To, error) {
+	list := make([]To, len(values))
+	for i, v := range values {
+		if list[i] = To(v); From(list[i]) != v {
+			return nil, fmt.Errorf("element %d of contents is %d, want a value within the range of %T", i, v, list[i])
+		}
+	}
+	return list, nil
+}
+
+// EncodeMessage is EncodeResponse for gRPC.
+func EncodeMessage(r *Request, name, version string, parameters map[string]int64, outputs []Tensor) (*inference.ModelInferResponse, error) {
+	m := &inference.ModelInferResponse{ModelName: name, ModelVersion: version, Id: r.ID, Parameters: map[string]*inference.InferParameter{}}
+	for key, v := range parameters {
+		m.Parameters[key] = &inference.InferParameter{ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: v}}
+	}
+	for _, w := range r.wanted(outputs) {
+		t, err := find(outputs, w.name)
+		if err != nil {
+			return nil, err
+		}
+		m.Outputs = append(m.Outputs, &inference.ModelInferResponse_InferOutputTensor{Name: t.Name, Shape: t.Shape, Datatype: t.datatype()})
+		m.RawOutputContents = append(m.RawOutputContents, t.appendBinary(nil))
+	}
+	return m, nil
+}
