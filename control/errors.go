@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/penstock/penstock/control/zmtp"
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
@@ -15,13 +16,13 @@ var (
 	// ErrBadMessage is returned if a peer sends something that is no message of this
 	// Version. Examples are invalid JSON, an unknown field, a field of the wrong type, or
 	// a value out of its range.
-	ErrBadMessage = errors.New("bad message")
+	ErrBadMessage = zmtp.ErrBadMessage
 	// ErrTooLong is returned if a message is longer than its link allows.
 	ErrTooLong = unixsock.ErrTooLong
 	// ErrInUse is returned if another process already uses the socket or lock.
 	ErrInUse = errors.New("socket is in use")
 	// ErrPeerTimeout is returned if a peer sent nothing before its deadline.
-	ErrPeerTimeout = errors.New("peer is silent")
+	ErrPeerTimeout = zmtp.ErrPeerTimeout
 	// ErrHungUp is returned if a peer has closed its end, or has exited. The exit status
 	// comes from wait(2), not from the link.
 	ErrHungUp = errors.New("peer closed the connection")

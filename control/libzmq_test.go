@@ -1,66 +1,31 @@
 package control
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
-	"syscall"
 	"testing"
 
-	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/zmtptest"
 )
 
-// libzmq is a peer with another implementation of ZMTP (testdata/peer.py).
-type libzmq struct {
-	stdin  io.Writer
-	stdout *bufio.Reader
-}
-
 // startLibzmq starts a peer at the link's socket of a runtime folder.
-func startLibzmq(t *testing.T, verb, dir string, arguments ...string) *libzmq {
+func startLibzmq(t *testing.T, verb, dir string, arguments ...string) *zmtptest.Libzmq {
 	t.Helper()
-	python := os.Getenv("PENSTOCK_ZMQ_PYTHON")
-	if python == "" {
-		t.Skip("not on this machine: PENSTOCK_ZMQ_PYTHON names no python3 with pyzmq (.ci/run installs it)")
-	}
-	cmd := exec.Command(python, append([]string{"testdata/peer.py", verb, filepath.Join(dir, linkSocketName)}, arguments...)...)
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	stdin, err := cmd.StdinPipe()
-	must.OK(t, err)
-	stdout, err := cmd.StdoutPipe()
-	must.OK(t, err)
-	must.OK(t, cmd.Start())
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	return &libzmq{stdin, bufio.NewReaderSize(stdout, 2*maxMessageBytes)}
+	return zmtptest.StartLibzmq(t, append([]string{verb, "ipc://" + filepath.Join(dir, linkSocketName)}, arguments...)...)
 }
 
-// send makes the peer send a state from now on.
-func (p *libzmq) send(t *testing.T, state any) {
+// sendState makes a peer send a state from now on.
+func sendState(t *testing.T, p *zmtptest.Libzmq, state any) {
 	t.Helper()
 	text, err := json.Marshal(state)
-	if err == nil {
-		_, err = p.stdin.Write(append(text, '\n'))
-	}
 	must.OK(t, err)
-}
-
-// receive returns the next message that the peer got.
-func (p *libzmq) receive(t *testing.T) string {
-	t.Helper()
-	line, err := p.stdout.ReadString('\n')
-	must.OK(t, err)
-	return strings.TrimSuffix(line, "\n")
+	p.Send(t, string(text))
 }
 
 // manyObserved is a state of almost maxMessageBytes.
@@ -92,18 +57,18 @@ func TestLibzmqOrchestrator(t *testing.T) {
 
 	s := observed(7)
 	s.Version = Version
-	peer.send(t, s)
+	sendState(t, peer, s)
 	if got := waitState(t, m.Observed(), func(Observed) bool { return true }); !reflect.DeepEqual(got, s) {
 		t.Errorf("received %+v, want %+v", got, s)
 	}
-	got, err := decodeDesired([]byte(peer.receive(t)))
+	got, err := decodeDesired([]byte(peer.Receive(t)))
 	want := desired("m", 1)
 	if want.Version = Version; err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("libzmq received %+v, %v; want %+v", got, err, want)
 	}
 
 	large := manyObserved(t, 8)
-	peer.send(t, large)
+	sendState(t, peer, large)
 	if got := waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 8 }); !reflect.DeepEqual(got, large) {
 		t.Error("a long message changed on its way")
 	}
@@ -111,7 +76,7 @@ func TestLibzmqOrchestrator(t *testing.T) {
 		t.Error("the peer is not alive")
 	}
 	publish(t, m, desired("m", 2))
-	eventually(t, "libzmq receives the next state", func() bool { return strings.Contains(peer.receive(t), `"seq":2`) })
+	eventually(t, "libzmq receives the next state", func() bool { return strings.Contains(peer.Receive(t), `"seq":2`) })
 }
 
 // TestLibzmqManager has libzmq's PAIR as the manager's end. It is replaced, as if the manager restarted.
@@ -124,11 +89,11 @@ func TestLibzmqManager(t *testing.T) {
 			peer := startLibzmq(t, "bind", dir, "PAIR")
 			s := desired(fmt.Sprint("m", seq), seq)
 			s.Version = Version
-			peer.send(t, s)
+			sendState(t, peer, s)
 			if got := waitState(t, o.Desired(), func(d Desired) bool { return d.Seq == seq }); !reflect.DeepEqual(got, s) {
 				t.Errorf("received %+v, want %+v", got, s)
 			}
-			got, err := decodeObserved([]byte(peer.receive(t)))
+			got, err := decodeObserved([]byte(peer.Receive(t)))
 			if err != nil || got.AckSeq != 3 {
 				t.Errorf("libzmq received %+v, %v", got, err)
 			}
@@ -167,7 +132,7 @@ func TestLibzmqRefused(t *testing.T) {
 			publish(t, m, desired("m", 1))
 			bad := startLibzmq(t, "connect", dir, c.arguments...)
 			if c.send != "" {
-				must.Get(io.WriteString(bad.stdin, c.send+"\n"))(t)
+				bad.Send(t, c.send)
 			}
 			eventually(t, "the log says "+c.want, func() bool { return log.count(c.want) > 0 })
 			o := dial(t, dir, zerolog.Nop())

@@ -4,7 +4,7 @@ package control
 //
 //	1 Publish encodes it and keeps it as the latest        (any goroutine)
 //	2 talk's writer sends the latest, at once and then each RepeatEvery
-//	3 the guard bounds each frame, zmq4 reads it            (frameGuard, zmtpConn)
+//	3 zmtp reads it within limits                           (package zmtp)
 //	4 decode checks the version, then the whole state       (check.go)
 //	5 the latest wins in a channel of one                   (offer)
 //
@@ -25,9 +25,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-zeromq/zmq4"
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/control/zmtp"
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
@@ -85,6 +87,12 @@ func (m *ManagerLink) Close() error {
 	m.l.finish()
 	return err
 }
+
+// maxMessageBytes is the max length of a Desired or Observed. A process takes about 200
+// bytes in either, so there is room for about 5,000 processes.
+const maxMessageBytes = 1 << 20
+
+var linkLimits = zmtp.Limits{Bytes: maxMessageBytes, Parts: 1, Timeout: PeerTimeout}
 
 // maxStrangers is the max number of connections in their handshake at once. One is for
 // the peer, the rest for an occasional probe.
@@ -192,7 +200,7 @@ type link[In any] struct {
 
 	mu      sync.Mutex
 	out     []byte // this side's latest state, encoded; nil before the first
-	current *zmtpConn
+	current *zmtp.Conn
 	lastErr string // the reason last logged for a broken connection
 }
 
@@ -254,22 +262,22 @@ func (l *link[In]) serve(c *net.UnixConn, server bool, shaken func()) {
 	shaken()
 	if err == nil {
 		err = l.exchange(z)
-		z.close()
+		z.Close()
 	}
 	l.note(err)
 }
 
-func (l *link[In]) shake(c *net.UnixConn, server bool) (*zmtpConn, error) {
+func (l *link[In]) shake(c *net.UnixConn, server bool) (*zmtp.Conn, error) {
 	if _, err := unixsock.Peer(c, os.Getuid()); err != nil {
 		c.Close()
 		return nil, err
 	}
-	return openZMTP(c, server)
+	return zmtp.Open(c, zmq4.Pair, server, linkLimits)
 }
 
 // exchange exchanges states with the peer. It refuses a second peer while the first one is
 // connected. A dead first peer blocks the second for at most PeerTimeout.
-func (l *link[In]) exchange(z *zmtpConn) error {
+func (l *link[In]) exchange(z *zmtp.Conn) error {
 	l.mu.Lock()
 	if l.current != nil {
 		l.mu.Unlock()
@@ -282,7 +290,7 @@ func (l *link[In]) exchange(z *zmtpConn) error {
 	written := make(chan error, 1)
 	go func() {
 		err := l.write(z, done)
-		z.close() // also ends read
+		z.Close() // also ends read
 		written <- err
 	}()
 	err := l.read(z)
@@ -293,7 +301,7 @@ func (l *link[In]) exchange(z *zmtpConn) error {
 	l.current = nil
 	l.mu.Unlock()
 	close(done)
-	z.close() // ends a write that waits
+	z.Close() // ends a write that waits
 	if werr := <-written; werr != nil && errors.Is(err, net.ErrClosed) {
 		err = werr
 	}
@@ -301,7 +309,7 @@ func (l *link[In]) exchange(z *zmtpConn) error {
 	return err
 }
 
-func (l *link[In]) write(z *zmtpConn, done <-chan struct{}) error {
+func (l *link[In]) write(z *zmtp.Conn, done <-chan struct{}) error {
 	repeat := time.NewTicker(RepeatEvery)
 	defer repeat.Stop()
 	for {
@@ -309,7 +317,7 @@ func (l *link[In]) write(z *zmtpConn, done <-chan struct{}) error {
 		out := l.out
 		l.mu.Unlock()
 		if out != nil {
-			if err := z.send(out); err != nil {
+			if err := z.Send(out); err != nil {
 				return fmt.Errorf("send state: %w", err)
 			}
 		}
@@ -322,13 +330,17 @@ func (l *link[In]) write(z *zmtpConn, done <-chan struct{}) error {
 	}
 }
 
-func (l *link[In]) read(z *zmtpConn) error {
+func (l *link[In]) read(z *zmtp.Conn) error {
 	for first := true; ; first = false {
-		m, err := z.receive()
+		m, err := z.Next()
 		if err != nil {
 			return err
 		}
-		state, err := l.decode(m)
+		text, err := io.ReadAll(m)
+		if err != nil {
+			return err
+		}
+		state, err := l.decode(text)
 		if err != nil {
 			return err
 		}

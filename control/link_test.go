@@ -1,7 +1,6 @@
 package control
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,16 +8,17 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/go-zeromq/zmq4"
-	"github.com/go-zeromq/zmq4/security/null"
-	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control/zmtp"
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/zmtptest"
 )
 
 func desired(id string, seq uint64) Desired {
@@ -290,9 +290,7 @@ func dialStranger(t *testing.T, dir string) (*zmq4.Conn, net.Conn) {
 	c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
 	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
-	z, err := zmq4.Open(c, null.Security(), zmq4.Pair, zmq4.SocketIdentity("x"), false, nil)
-	must.OK(t, err)
-	return z, c
+	return zmtptest.Shake(t, c, zmq4.Pair), c
 }
 
 func TestLinkVersion(t *testing.T) {
@@ -324,111 +322,37 @@ func TestLinkVersion(t *testing.T) {
 }
 
 func TestLinkBadMessages(t *testing.T) {
-	long := binary.BigEndian.AppendUint64([]byte{flagLong}, maxMessageBytes+1)
-	huge := binary.BigEndian.AppendUint64([]byte{flagLong}, 1<<63-1)
-	frame := func(s string) []byte { return append([]byte{0, byte(len(s))}, s...) }
-	for name, c := range map[string]struct {
-		raw  []byte // after the handshake
-		want string
-	}{
-		"not JSON":               {frame("hello"), "bad message"},
-		"no version":             {frame("{}"), "version 0"},
-		"an unknown field":       {frame(`{"version":11,"orchestrator_id":"o","bogus":1}`), "bogus"},
-		"a wrong type":           {frame(`{"version":11,"processes":7}`), "bad message"},
-		"a second value":         {frame(`{"version":11}{}`), "bad message"},
-		"an unknown state":       {frame(`{"version":11,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
-		"a name with a slash":    {frame(`{"version":11,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
-		"a long message":         {long, "message too long"},
-		"a length that overruns": {huge, "message too long"},
-		"a message in parts":     {[]byte{flagMore, 1, 'x'}, "of several parts"},
-		"a command":              {append([]byte{flagCommand, 5, 4}, "PING"...), "a command"},
-		"unknown flags":          {[]byte{0xf0, 1, 'x'}, "flags"},
+	peers := zmtptest.HostilePeers(linkLimits)
+	for name, c := range map[string]struct{ text, want string }{
+		"not JSON":            {"hello", "bad message"},
+		"no version":          {"{}", "version 0"},
+		"an unknown field":    {`{"version":11,"orchestrator_id":"o","bogus":1}`, "bogus"},
+		"a wrong type":        {`{"version":11,"processes":7}`, "bad message"},
+		"a second value":      {`{"version":11}{}`, "bad message"},
+		"an unknown state":    {`{"version":11,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`, "happy"},
+		"a name with a slash": {`{"version":11,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`, "letters, digits"},
+		"a command":           {"", "a command"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		peer := zmtptest.Hostile{Name: name, Bytes: zmtptest.Frame(0, c.text), Want: c.want}
+		if c.text == "" {
+			peer.Bytes = zmtptest.Frame(zmtptest.FlagCommand, "\x04PING")
+		}
+		peers = append(peers, peer)
+	}
+	for _, peer := range peers {
+		t.Run(peer.Name, func(t *testing.T) {
 			invariants(t)
 			dir := socketDir(t)
 			var log logged
 			m := listen(t, dir, log.logger())
-			_, conn := dialStranger(t, dir)
-			must.Get(conn.Write(c.raw))(t)
-			eventually(t, "the log says "+c.want, func() bool { return log.count(c.want) == 1 })
+			peer.Send(t, m.listener.Addr(), zmq4.Pair)
+			eventually(t, "the log says "+peer.Want, func() bool { return log.count(peer.Want) == 1 })
 			// An honest peer can connect afterwards.
 			o := dial(t, dir, zerolog.Nop())
 			publish(t, o, observed(3))
 			waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 3 })
 		})
 	}
-}
-
-// badHandshake has a property that ends before the length of its value.
-func badHandshake() []byte {
-	greeting := make([]byte, greetingBytes)
-	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
-	copy(greeting[12:], "NULL")
-	ready := append([]byte{5}, "READY"...)
-	ready = append(ready, 3, 'a', 'b', 'c')
-	return append(append(greeting, flagCommand, byte(len(ready))), ready...)
-}
-
-func TestLinkHandshakePanic(t *testing.T) {
-	invariants(t)
-	dir := socketDir(t)
-	var log logged
-	listen(t, dir, log.logger())
-	c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
-	must.OK(t, err)
-	defer c.Close()
-	c.Write(badHandshake())
-	eventually(t, "the handshake is refused", func() bool { return log.count("bad message") == 1 })
-}
-
-// TestZMQ4 shows the faults of zmq4 that this package works around. If it fails with a newer release, ask again whether
-// its sockets can replace link.go (docs/adr/0020-zeromq-without-sockets.md).
-func TestZMQ4(t *testing.T) {
-	open := func(c net.Conn, server bool) (*zmq4.Conn, error) {
-		return zmq4.Open(c, null.Security(), zmq4.Pair, zmq4.SocketIdentity("x"), server, nil)
-	}
-	t.Run("handshake panics", func(t *testing.T) {
-		ours, theirs := net.Pipe()
-		defer ours.Close()
-		defer theirs.Close()
-		go io.Copy(io.Discard, theirs)
-		go theirs.Write(badHandshake())
-		defer func() {
-			if recover() == nil {
-				t.Error("zmq4 checks the properties of a handshake now")
-			}
-		}()
-		_, _ = open(ours, true)
-	})
-	t.Run("frames have no limit", func(t *testing.T) {
-		l, err := net.Listen("unix", filepath.Join(socketDir(t), "s"))
-		must.OK(t, err)
-		defer l.Close()
-		theirs, err := net.Dial("unix", l.Addr().String())
-		must.OK(t, err)
-		defer theirs.Close()
-		ours, err := l.Accept()
-		must.OK(t, err)
-		defer ours.Close()
-		shaken := make(chan struct{})
-		go func() {
-			defer close(shaken)
-			_, _ = open(theirs, false)
-		}()
-		z, err := open(ours, true)
-		must.OK(t, err)
-		<-shaken
-		const claimed = 256 << 20
-		theirs.Write(binary.BigEndian.AppendUint64([]byte{flagLong}, claimed))
-		theirs.Close()
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		_, _ = z.RecvMsg()
-		if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc < claimed {
-			t.Error("zmq4 does not allocate what a header claims any more")
-		}
-	})
 }
 
 func TestStrangerTimeout(t *testing.T) {
@@ -464,9 +388,9 @@ func TestLinkStrangers(t *testing.T) {
 		o := dial(t, dir, zerolog.Nop())
 		publish(t, o, observed(1))
 		waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
-		// Handshakes in sequence would take maxStrangers-1 times handshakeTimeout. The limit is just
+		// Handshakes in sequence would take maxStrangers-1 times zmtp.HandshakeTimeout. The limit is just
 		// below that, for busy machines.
-		if waited := time.Since(start); waited > (maxStrangers-2)*handshakeTimeout {
+		if waited := time.Since(start); waited > (maxStrangers-2)*zmtp.HandshakeTimeout {
 			t.Errorf("the peer was heard after %v", waited)
 		}
 	})
@@ -477,11 +401,8 @@ func TestLinkStrangers(t *testing.T) {
 		before := descriptors(t)
 		for range 50 {
 			c := connect(t, dir)
-			c.Write(make([]byte, greetingBytes))
-			c.SetReadDeadline(time.Now().Add(patience))
-			if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Fatal("the manager does not hang up")
-			}
+			c.Write(make([]byte, zmtptest.GreetingBytes))
+			zmtptest.WaitEnd(t, c)
 			c.Close()
 		}
 		eventually(t, "no descriptor is left", func() bool { return descriptors(t) <= before })
@@ -535,51 +456,4 @@ func FuzzDecodeStates(f *testing.F) {
 			}
 		}
 	})
-}
-
-// FuzzFrameGuard compares the guard with a simple frame parser. However the bytes are
-// split, the guard passes frames within the limits, up to the first one that exceeds
-// them.
-func FuzzFrameGuard(f *testing.F) {
-	f.Add([]byte{0, 2, 'h', 'i', 0, 0}, uint8(1))
-	f.Add(append(binary.BigEndian.AppendUint64([]byte{flagLong}, 3), "abc"...), uint8(4))
-	f.Add([]byte{flagMore, 0}, uint8(9))
-	f.Fuzz(func(t *testing.T, b []byte, step uint8) {
-		g := &frameGuard{established: true}
-		var got error
-		for rest := b; len(rest) > 0 && got == nil; {
-			n := min(int(step)+1, len(rest))
-			got = g.check(rest[:n])
-			rest = rest[n:]
-		}
-		if want := badFrame(b); want != (got != nil) {
-			t.Errorf("% x in steps of %d: got %v, want an error: %v", b, int(step)+1, got, want)
-		}
-	})
-}
-
-func badFrame(b []byte) bool {
-	for len(b) > 0 {
-		if b[0] != 0 && b[0] != flagLong {
-			return true
-		}
-		header, size := 2, uint64(0)
-		if b[0] == flagLong {
-			header = 9
-		}
-		if len(b) < header {
-			return false
-		}
-		if header == 9 {
-			size = binary.BigEndian.Uint64(b[1:])
-		} else {
-			size = uint64(b[1])
-		}
-		if size > maxMessageBytes {
-			return true
-		}
-		b = b[header:]
-		b = b[min(uint64(len(b)), size):]
-	}
-	return false
 }

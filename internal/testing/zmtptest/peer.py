@@ -1,4 +1,4 @@
-"""One end of the control link with libzmq: peer.py bind|connect SOCKET TYPE [OPTION...] < MESSAGES
+"""A socket of libzmq: peer.py bind|connect ADDRESS TYPE [OPTION...] < MESSAGES
 
 It sends each line of standard input, the last one again and again, and prints each message that it receives. A line
 with tabs is a message of several parts. The options are heartbeat, plain, curve and subscribe.
@@ -9,7 +9,7 @@ import threading
 
 import zmq
 
-verb, path, kind, *options = sys.argv[1:]
+verb, address, kind, *options = sys.argv[1:]
 context = zmq.Context()
 socket = context.socket(getattr(zmq, kind))
 socket.setsockopt(zmq.LINGER, 0)
@@ -25,7 +25,7 @@ if "curve" in options:
     socket.setsockopt(zmq.CURVE_SERVERKEY, public)
 if "subscribe" in options:
     socket.setsockopt(zmq.SUBSCRIBE, b"")
-getattr(socket, verb)("ipc://" + path)
+getattr(socket, verb)(address)
 
 lines = []
 
