@@ -248,7 +248,8 @@ func (p *pipeline) finish() {
 	p.free = ended + p.picks
 	f.o.Elapsed, f.o.Ended = ended-time.Duration(p.Running[0].Dispatched), int64(ended)
 	before := p.overlap.trial
-	if p.End(0, f.o, 0, false); p.overlap.trial && !before {
+	p.Remove(0, int64(ended))
+	if p.End(f.o, 0, false); p.overlap.trial && !before {
 		p.trials++
 	}
 	for _, r := range f.batch {

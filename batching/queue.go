@@ -12,7 +12,8 @@ import (
 //	MayBegin  a batch may begin now, or next to those in flight
 //	Pick      the requests of that batch, and those that are late
 //	Begin     the batch is in flight
-//	End       it has ended
+//	Remove    it has ended on the device, and the next one may begin in its place
+//	End       its requests are answered
 //
 // A Queue has no clock: all times are nanoseconds of one clock of the caller. After NewQueue it allocates
 // nothing. One goroutine uses it.
@@ -238,10 +239,17 @@ func (q *Queue) Begin(now int64, c Choice, demoted bool) {
 	q.Running = append(q.Running, Running{Padded: c.Padded, Dispatched: now, Demoted: demoted})
 }
 
-// End removes the i-th batch in flight. It learns from it, unless the batch failed: its time then means
-// nothing. pause is how long the device's share makes the function wait after it, a part of o.Elapsed.
-func (q *Queue) End(i int, o Observation, pause time.Duration, failed bool) {
+// Remove removes the i-th batch in flight, which ended at that time on the device.
+func (q *Queue) Remove(i int, ended int64) {
+	if r := q.Running[i]; !r.Demoted {
+		q.began, q.ended = r.Dispatched, ended
+	}
 	q.Running = slices.Delete(q.Running, i, i+1)
+}
+
+// End learns from a removed batch, unless it failed: its time then means nothing. The next batch may have begun
+// before. pause is how long the device's share makes the function wait after the batch, a part of o.Elapsed.
+func (q *Queue) End(o Observation, pause time.Duration, failed bool) {
 	if !failed {
 		q.State = q.Rule.Next(q.State, o)
 		if q.Places > 1 && !q.HalfFull {

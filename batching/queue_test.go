@@ -71,7 +71,8 @@ func TestQueueOverlap(t *testing.T) {
 		q.HalfFull = configured
 		for ended := int64(1); ended < 1e4 && q.overlap == (Overlap{}) || ended < 100; ended++ {
 			q.Begin(ended-1, Choice{Padded: 8}, false)
-			q.End(0, Observation{Batch: 8, Padded: 8, Elapsed: 1, Ended: ended, Late: 1}, 0, false)
+			q.Remove(0, ended)
+			q.End(Observation{Batch: 8, Padded: 8, Elapsed: 1, Ended: ended, Late: 1}, 0, false)
 		}
 		if measured := q.overlap != (Overlap{}); measured == configured {
 			t.Errorf("configured %v, measured %v", configured, measured)
@@ -127,7 +128,8 @@ func TestLateOfBatchesThatWait(t *testing.T) {
 		t.Errorf("the batch that begins has %d late requests and the next one %d, want 5 and 0", c.Late, next.Late)
 	}
 
-	q.End(0, Observation{Batch: 8, Padded: 8, Elapsed: 10 * time.Millisecond, Ended: 80e6, Late: c.Late}, 0, false)
+	q.Remove(0, 80e6)
+	q.End(Observation{Batch: 8, Padded: 8, Elapsed: 10 * time.Millisecond, Ended: 80e6, Late: c.Late}, 0, false)
 	add(1, 85*time.Millisecond)
 	q.Pending, q.State.Limit = q.Pending[len(q.Pending)-1:], 1
 	if empty, late := pick(90 * time.Millisecond); empty.Batch != 0 || late != 1 || q.State.Misses != 1 {
@@ -152,6 +154,22 @@ func TestQueueLearns(t *testing.T) {
 	}
 }
 
+// A batch that begins before the requests of the one before are answered has waited for that one.
+func TestQueueRemove(t *testing.T) {
+	for _, c := range []struct {
+		demoted bool
+		want    time.Duration
+	}{{false, 10}, {true, 0}} {
+		q := newQueue(t, 0)
+		q.Begin(100, Choice{Padded: 1}, c.demoted)
+		q.Add(Request{Whole: 110, Deadline: int64(time.Hour)})
+		q.Remove(0, 120)
+		if got, _ := q.Pick(125, false, 0); got.Batch != 1 || got.Waited != c.want || len(q.Running) != 0 {
+			t.Errorf("after a batch, demoted %v, one of %d that waited %v, want %v", c.demoted, got.Batch, got.Waited, c.want)
+		}
+	}
+}
+
 func TestQueueAllocations(t *testing.T) {
 	q, now := newQueue(t, 0), int64(0)
 	if n := testing.AllocsPerRun(100, func() {
@@ -162,7 +180,8 @@ func TestQueueAllocations(t *testing.T) {
 		}
 		c, _ := q.Pick(now, false, 0)
 		q.Begin(now, c, false)
-		q.End(0, Observation{Batch: c.Batch, Padded: c.Padded, Elapsed: 1, Ended: now + 1}, 0, false)
+		q.Remove(0, now+1)
+		q.End(Observation{Batch: c.Batch, Padded: c.Padded, Elapsed: 1, Ended: now + 1}, 0, false)
 	}); n > 0 {
 		t.Errorf("a batch allocates %v times", n)
 	}
@@ -209,7 +228,8 @@ func TestSizesOfRequests(t *testing.T) {
 		}
 		if c.Batch > 0 {
 			q.Begin(0, c, false)
-			q.End(0, Observation{Batch: c.Batch, Padded: c.Padded, Elapsed: 20 * time.Millisecond, Ended: 20 * ms}, 0, false)
+			q.Remove(0, 20*ms)
+			q.End(Observation{Batch: c.Batch, Padded: c.Padded, Elapsed: 20 * time.Millisecond, Ended: 20 * ms}, 0, false)
 		}
 	}
 	check(Choice{Padded: 1, Size: 1}, []uint32{1, 3, 5}, []uint32{0, 2, 4}) // the slow size takes 100 ms

@@ -121,7 +121,7 @@ type Tensors struct {
 	// inputs, at models.Input.Places.
 	Input   Buffer
 	Outputs []Buffer
-	// Results is the memory in which the CPU reads the outputs once Wait has returned.
+	// Results is the memory in which the CPU reads the outputs once Wait has returned, until the slot's next Fetch.
 	// On the CPU it is that of Outputs.
 	Results [][]byte
 	// Selected has a bitmap for each output with the scores of a Selection, image after image: a bit per row, in a u32 for

@@ -283,7 +283,8 @@ func (f *function) finish(b *batch, now int64) {
 	i := slices.Index(f.flights, b)
 	f.flights = slices.Delete(f.flights, i, i+1)
 	f.reported = true
-	f.queue.End(i, batching.Observation{
+	f.queue.Remove(i, now)
+	f.queue.End(batching.Observation{
 		Batch: len(b.requests), Padded: b.padded, Demoted: b.demoted, Elapsed: time.Duration(now - b.dispatched),
 		Ended: now, Waited: b.waited, Late: b.late, Full: b.full,
 	}, 0, false)

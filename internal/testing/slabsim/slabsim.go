@@ -295,7 +295,8 @@ func runLoad(rule *batching.Rule, c Config, l Load, most int) Load {
 			}
 			queue.Begin(now, picked, false)
 			now = ended
-			queue.End(0, batching.Observation{
+			queue.Remove(0, ended)
+			queue.End(batching.Observation{
 				Batch: picked.Batch, Padded: picked.Padded, Full: picked.Full, Elapsed: took, Ended: ended, Waited: picked.Waited, Late: picked.Late,
 			}, 0, false)
 		}

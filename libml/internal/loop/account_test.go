@@ -185,6 +185,8 @@ func TestAccountOverload(t *testing.T) {
 	h.streams = 2
 	h.guarantee(3, percent/100.)
 	l := h.loop(h.Fake())
+	l.early = false // each batch begins below
+
 	fixedCost := func() { h.setAccount(l, gate.Config{Objective: 1, Exclusive: true, Times: times(8, cost, 0)}) } // two batches
 	fixedCost()
 	h.GPU.Late.Store(int64(200 * time.Microsecond))

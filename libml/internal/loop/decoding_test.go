@@ -69,15 +69,22 @@ func TestDecoding(t *testing.T) {
 	}
 }
 
-// On a GPU only the rows above the threshold are fetched, of each image its own.
-func TestSelectedRows(t *testing.T) {
-	const rows, scoreBelow = 64, 12 // the outputs of functiontest are the sum of the picture, plus the row
+const rows, scoreBelow = 64, 12 // the outputs of functiontest are the sum of the picture, plus the row
+
+// rowsCard is a card of a detector.
+func rowsCard() *models.Card {
 	card := functiontest.Card()
 	card.Outputs = []models.Tensor{{Name: "scores", Type: models.F32, Shape: []int64{rows, 1}}, {Name: "boxes", Type: models.F32, Shape: []int64{rows, 4}}}
 	card.Decoder = models.Decoder{Name: "boxes", Params: map[string]any{
 		"style": "ssd-anchors", "scale": int64(16384), "iou_threshold": 1.0, "max_boxes": int64(10), "score_threshold": 1 / (1 + math.Exp(-scoreBelow)),
 		"grids": []any{map[string]any{"size": int64(8), "anchors": int64(1), "scores": "scores", "boxes": "boxes"}},
 	}}
+	return card
+}
+
+// On a GPU only the rows above the threshold are fetched, of each image its own.
+func TestSelectedRows(t *testing.T) {
+	card := rowsCard()
 	h := newGPUHarness(t, card)
 	l := h.loop(h.Fake())
 	reference, err := decode.New(card)

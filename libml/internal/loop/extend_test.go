@@ -46,6 +46,9 @@ func TestCompareBetweenBatches(t *testing.T) {
 	if ran, _ := f.History(); len(ran) == 0 {
 		t.Error("no batch of requests ran meanwhile")
 	}
+	for l.flights.full() {
+		must.OK(t, l.finish())
+	}
 	h.compare = func(int, []int) (bool, error) { return false, device.ErrLost }
 	l.Extend(h.newRule(h.Card.Batches))
 	if err := l.extend(); !IsLost(err) {

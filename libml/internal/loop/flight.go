@@ -16,14 +16,17 @@ import (
 
 // flight is a batch from its dispatch to its answers. Each step has a time stamp:
 //
-//	begin    1. mark the slots as started; from here on this process answers them    dispatched
-//	         2. Gather, Pad: the batch tensor                                        gathered
-//	         3. InferBatch, Fetch: the results; in a lane behind those of the batch before
-//	finish   4. Wait: everything is done                                             inferred
-//	         5. decode, complete, flush
+//	start     1. mark the slots as started; from here on this process answers them    dispatched
+//	          2. Gather, Pad: the batch tensor                                        gathered
+//	          3. InferBatch; in a lane behind the batch before
+//	fetch     4. Fetch: the results
+//	end       5. Wait: everything is done; the place is free                          inferred
+//	complete  6. decode, complete, flush
 //
-// On a CPU each step is done when its call returns. On a GPU steps 1 to 3 are queued, and gathered
-// is computed back from inferred with the device's measurements.
+// On a CPU each step is done when its call returns. On a GPU steps 2 to 4 are queued, and gathered
+// is computed back from inferred with the device's measurements. There the next batch starts between steps 5 and 6
+// if it may, so that the device has work meanwhile. Its outputs are fetched after step 6, because the results of
+// both have the same memory.
 type flight struct {
 	slot   int // the device's
 	size   *Size
@@ -41,10 +44,10 @@ type flight struct {
 	gate.Begun
 	followed bool // it was queued behind another member's batch
 
-	dispatched, gathered int64
-	began                int64 // dispatched, or the end of the batch that it was queued behind
-	bad                  error // why single requests were rejected
-	err                  error // why the whole batch failed
+	dispatched, gathered, inferred int64
+	began                          int64 // dispatched, or the end of the batch that it was queued behind
+	bad                            error // why single requests were rejected
+	err                            error // why the whole batch failed
 }
 
 func newFlight(most int) flight {
@@ -71,7 +74,10 @@ func MergeErrors(first, second error) error {
 
 // begin dispatches l.choice. finish answers the requests of any error; begin returns the errors that
 // affect the whole batch.
-func (l *Loop) begin() error {
+func (l *Loop) begin() error { return l.fetch(l.start()) }
+
+// start is begin without the results.
+func (l *Loop) start() *flight {
 	f := l.flights.add()
 	c := l.choice
 	f.batch = append(f.batch[:0], l.batch()...)
@@ -119,7 +125,13 @@ func (l *Loop) begin() error {
 	if f.err != nil {
 		f.failImages()
 	}
-	images := c.Batch
+	l.completeMove(idle)
+	return f
+}
+
+// fetch queues the copy of a batch's results.
+func (l *Loop) fetch(f *flight) error {
+	images := len(f.batch)
 	if f.err != nil {
 		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
@@ -127,7 +139,6 @@ func (l *Loop) begin() error {
 	if f.err == nil && !f.Demoted {
 		l.Gate.Place.Launch(f.slot, f.dispatched, l.Queue.Typical(f.padded), l.Queue.Lead)
 	}
-	l.completeMove(idle)
 	return f.err
 }
 
@@ -217,10 +228,24 @@ func (l *Loop) done() *flight {
 	return nil
 }
 
-// finish waits for the oldest batch in flight, unless another one has ended that need not wait for
-// it. It answers each request of the batch. If requests could not get their results, finish logs
-// and returns the first error. Only a lost device affects more than these requests.
+// finish ends a batch and answers its requests. Before that, the next one starts if it may. If requests could not
+// get their results, finish logs and returns the first error. Only a lost device affects more than these requests.
 func (l *Loop) finish() error {
+	ended := l.end()
+	next := l.startNext(ended)
+	err := l.complete(ended)
+	if err != nil {
+		l.Log.Error("batch failed", "error", err, "batch", len(ended.batch))
+	}
+	if next == nil {
+		return err
+	}
+	return MergeErrors(err, l.fetch(next))
+}
+
+// end waits for the oldest batch in flight, unless another one has ended that need not wait for it. It removes
+// the batch.
+func (l *Loop) end() *flight {
 	f := cmp.Or(l.done(), l.flights.oldest())
 	took, err := l.Device.Wait(f.slot)
 	inferred := shm.Now()
@@ -240,22 +265,47 @@ func (l *Loop) finish() error {
 	}
 	l.Residence.Ran(inferred, l.SmallestBatch())
 	f.err = MergeErrors(f.err, err)
-	err = l.complete(f, inferred)
-	if err != nil {
-		l.Log.Error("batch failed", "error", err, "batch", len(f.batch))
+	if f.err == nil {
+		l.Gate.Account.End(f.padded, f.Demoted, f.dispatched, inferred)
 	}
-	return err
+	return l.remove(f, inferred)
 }
 
-// complete answers a batch in flight and removes it. The batch must be the oldest or the newest.
-func (l *Loop) complete(f *flight, inferred int64) error {
+// remove frees the place of a batch that has ended. The batch is valid until the next call.
+func (l *Loop) remove(f *flight, inferred int64) *flight {
+	f, i := l.flights.remove(f)
+	f.inferred = inferred
+	l.Queue.Remove(i, inferred)
+	return f
+}
+
+// startNext starts the next batch before the requests of one that has ended are answered. It returns nil if none may
+// begin at once.
+func (l *Loop) startNext(ended *flight) *flight {
+	switch {
+	case !l.early || IsLost(ended.err) || l.mustRelease():
+		return nil
+	case l.moves.ordered() || l.moves.made() || l.larger.Load() != nil:
+		return nil // the next step needs the place
+	}
+	if l.take(); !l.mayBegin() {
+		return nil
+	}
+	if ok, _ := l.admit(); !ok {
+		return nil
+	}
+	return l.start()
+}
+
+// complete answers the requests of a removed batch, and returns the first error.
+func (l *Loop) complete(f *flight) error {
 	n := len(f.batch)
 	var firstErr error
 	for i := 0; i < n; {
 		for _, r := range l.decode(f, i) {
 			result := shm.Result{
 				Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.Card.Version,
-				Dispatched: f.dispatched, Gathered: f.gathered, Inferred: inferred,
+				Dispatched: f.dispatched, Gathered: f.gathered, Inferred: f.inferred,
 			}
 			if r.err == nil {
 				result.Status, result.Kind, result.Length = uint8(wire.StatusOK), r.kind, uint32(len(r.payload))
@@ -272,15 +322,11 @@ func (l *Loop) complete(f *flight, inferred int64) error {
 	l.Ring.BatchEnded(ended)
 	l.Ring.Flush()
 	l.pendReleased()
-	i := l.flights.remove(f)
 	l.settleMove()
-	if f.err == nil {
-		l.Gate.Account.End(f.padded, f.Demoted, f.dispatched, inferred)
-	}
-	l.Queue.LearnAnswering(time.Duration(ended - inferred))
+	l.Queue.LearnAnswering(time.Duration(ended - f.inferred))
 
 	l.pause = l.governor.spend(l.Share.Load(), f.dispatched, ended)
-	l.Queue.End(i, batching.Observation{
+	l.Queue.End(batching.Observation{
 		Batch: n, Padded: f.padded, Demoted: f.Demoted,
 		Elapsed:    time.Duration(ended-f.began) + l.pause,
 		Ended:      ended,

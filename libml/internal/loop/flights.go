@@ -4,13 +4,14 @@ package loop
 // which they began.
 type flights struct {
 	places []flight
-	first  int // place of the oldest batch in flight
-	count  int // of batches in flight
-	base   int // the batch at place i runs in the device's slot base + i
+	first  int    // place of the oldest batch in flight
+	count  int    // of batches in flight
+	base   int    // the batch at place i runs in the device's slot base + i
+	ended  flight // the batch that was removed last
 }
 
 func newFlights(count, maxBatch int) flights {
-	f := flights{places: make([]flight, count)}
+	f := flights{places: make([]flight, count), ended: newFlight(maxBatch)}
 	for i := range f.places {
 		f.places[i] = newFlight(maxBatch)
 	}
@@ -42,15 +43,17 @@ func (f *flights) add() *flight {
 }
 
 // remove removes a batch that has ended. It must be the oldest or the newest. remove returns which one it was
-// in the order of at.
-func (f *flights) remove(ended *flight) (i int) {
+// in the order of at, and the batch outside its place, which the next batch may take. The batch is valid until
+// the next call.
+func (f *flights) remove(ended *flight) (removed *flight, i int) {
 	if ended == f.oldest() {
 		f.first = (f.first + 1) % len(f.places)
 	} else {
 		i = f.count - 1
 	}
 	f.count--
-	return i
+	f.ended, *ended = *ended, f.ended
+	return &f.ended, i
 }
 
 // moved reports whether all batches in flight run in the slots from base on.

@@ -61,8 +61,8 @@ func TestQueuedBatchTime(t *testing.T) {
 		must.OK(t, l.finish())
 	}
 	second.Answered(second.Replies(1)[0], second.Picture(1))
-	if b.flights.places[0].began < released {
-		t.Errorf("queued batch counts from %v before the end of the first", time.Duration(released-b.flights.places[0].began))
+	if b.flights.ended.began < released {
+		t.Errorf("queued batch counts from %v before the end of the first", time.Duration(released-b.flights.ended.began))
 	}
 	if got := b.Gate.Account.Time(1); got != known {
 		t.Errorf("after a queued batch a batch takes %v, want %v as before", got, known)

@@ -30,7 +30,8 @@ import (
 //  3. Look for new work while it runs, if the device can run a second batch next to it.
 //     Begin that one when it is time (batching.Queue). In a worker the second
 //     batch is another member's (package gate).
-//  4. Finish the batch: decode each image's outputs into its result, flush.
+//  4. Finish the batch: decode each image's outputs into its result, flush. On a GPU the next one
+//     begins before if it may.
 //  5. Tell the rule. If the process still owns the ring, continue with 1.
 //
 // On a CPU a batch is done when begin returns, so step 3 is empty. The loop moves to other
@@ -53,6 +54,7 @@ type Loop struct {
 	moves    moves
 	figures  figures
 
+	early     bool          // a batch may begin before the requests of the one before are answered
 	pause     time.Duration // that the share requires after the last batch
 	retryAt   int64         // when a batch that was not admitted next to one in flight asks again
 	joins     bool          // the gate lets the next batch begin next to those in flight
@@ -151,6 +153,8 @@ func New(c Config) *Loop {
 		taken:    make([]uint32, c.Slots),
 		decoding: newDecoding(c.Card, c.Decoders),
 		states:   newStates(c.Card),
+		// The next batch's inference writes states, and on a CPU results, that have not been read.
+		early: c.Queue.Places > 1 && len(c.Card.State) == 0,
 	}
 }
 
@@ -502,7 +506,7 @@ func (l *Loop) abandon(why error) error {
 		f.err = why
 		now := shm.Now()
 		l.Gate.End(now, &f.Begun, nil)
-		l.complete(f, now)
+		l.complete(l.remove(f, now))
 	}
 	l.Ring.Release()
 	return why
