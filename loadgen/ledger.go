@@ -14,8 +14,7 @@ import (
 // ledger tracks all outstanding requests of one function and counts those that
 // ended. Any goroutine may use it.
 type ledger struct {
-	slo      time.Duration
-	pictures Pictures
+	slo time.Duration
 	// references has the right answer to each picture; nil if answers are not
 	// checked.
 	references []answer.Answer
@@ -45,9 +44,8 @@ type entry struct {
 func newLedger(f *Function, references []answer.Answer) *ledger {
 	return &ledger{
 		slo:        f.SLO,
-		pictures:   f.Pictures,
 		references: references,
-		stats:      newFunctionStats(f.Pictures.Len()),
+		stats:      newFunctionStats(len(f.Pictures)),
 		comparer:   answer.Comparer{Tolerance: f.Tolerance},
 		drained:    make(chan struct{}),
 	}

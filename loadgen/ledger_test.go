@@ -12,14 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// blank is a set of pictures without bytes or labels.
-type blank int
-
-func (b blank) Len() int                { return int(b) }
-func (blank) Picture(int) ([]byte, int) { return nil, -1 }
-
 func testLedger(references []answer.Answer) *ledger {
-	return newLedger(&Function{SLO: time.Second, Pictures: blank(4), Tolerance: answer.Default}, references)
+	return newLedger(&Function{SLO: time.Second, Pictures: make([][]byte, 4), Tolerance: answer.Default}, references)
 }
 
 // TestLedgerModel runs random operations on a ledger and on a map, and

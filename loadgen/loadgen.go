@@ -70,8 +70,8 @@ type Function struct {
 	// Streams is how many clients send, each from its own socket. 0 means 1. For a
 	// Video process it means as many as make up PerSecond.
 	Streams int
-	// Pictures are sent in turn.
-	Pictures Pictures
+	// Pictures are the payloads of requests, which are sent in turn. The run only reads them.
+	Pictures [][]byte
 	// Deadline and Priority go to the manager with each request. A zero value is
 	// not sent.
 	Deadline time.Duration
@@ -81,16 +81,6 @@ type Function struct {
 	// Tolerance is how far an answer may differ from the reference; the zero value
 	// means answer.Default.
 	Tolerance answer.Tolerance
-}
-
-// Pictures are requests' payloads. Any goroutine may use them. The bytes are
-// read-only.
-type Pictures interface {
-	// Len is the number of pictures, at least 1.
-	Len() int
-	// Picture returns picture i, 0 <= i < Len, and its class. The class is
-	// negative if it is not known.
-	Picture(i int) (bytes []byte, label int)
 }
 
 // Reference computes the right answers: it runs the same model in this process.
@@ -195,7 +185,7 @@ func (f *Function) complete() error {
 		return fmt.Errorf("rate of %v requests per second, want 0 or more", f.PerSecond)
 	case f.Streams < 0:
 		return fmt.Errorf("%d streams", f.Streams)
-	case f.Pictures == nil || f.Pictures.Len() == 0:
+	case len(f.Pictures) == 0:
 		return errors.New("no pictures")
 	}
 	if f.Arrivals.Shape == arrival.Video {

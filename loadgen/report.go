@@ -63,13 +63,6 @@ type FunctionReport struct {
 	SharePercent *float64 `json:"share"`
 	Swaps        *uint64  `json:"swaps"`
 	Lost         *uint64  `json:"lost"`
-	// Accuracy is the percentage of labelled pictures whose first ok answer
-	// ranks their class first. It is null if no picture is labelled.
-	// ReferenceAccuracy is that of the reference on the same pictures. Labelled
-	// is the number of these pictures.
-	Accuracy          *float64 `json:"accuracy"`
-	ReferenceAccuracy *float64 `json:"reference_accuracy,omitempty"`
-	Labelled          int      `json:"labelled,omitempty"`
 
 	// Checked counts the answers that were compared with the reference. Wrong
 	// counts those that differ; Differences describes the first of them. All
@@ -155,7 +148,6 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 	for i, name := range wire.StageNames {
 		r.Stages[name] = StageReport{P50: rounded(a.stages[i].millis(50)), P99: rounded(a.stages[i].millis(99))}
 	}
-	r.accuracy(l)
 	if status, known := w.function(t.f.Name); known {
 		r.SharePercent, r.Swaps, r.Lost = &status.SharePercent, &status.Swaps, &status.Lost
 		r.KernelDrops, r.SwapIdle = &status.KernelDrops, &status.SwapIdle
@@ -163,33 +155,6 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 	}
 	r.Restarted, r.Removed = w.began(t.f.Name)
 	return r
-}
-
-// accuracy counts each labelled picture once, regardless of how many answers it
-// got: these answers are equal, or counted as wrong. If answers name no classes,
-// there is no accuracy.
-func (r *FunctionReport) accuracy(l *ledger) {
-	right, referenceRight := uint64(0), uint64(0)
-	for i, got := range l.stats.first {
-		_, label := l.pictures.Picture(i)
-		if label < 0 || got.Payload == nil || got.Kind != wire.KindTopK {
-			continue
-		}
-		r.Labelled++
-		if got.Top() == label {
-			right++
-		}
-		if l.references != nil && l.references[i].Top() == label {
-			referenceRight++
-		}
-	}
-	if r.Labelled == 0 {
-		return
-	}
-	r.Accuracy = new(percent(right, uint64(r.Labelled)))
-	if l.references != nil {
-		r.ReferenceAccuracy = new(percent(referenceRight, uint64(r.Labelled)))
-	}
 }
 
 // check returns an error unless every request is counted once.

@@ -30,8 +30,8 @@ func sample() *loadgen.Report {
 		Functions: []loadgen.FunctionReport{{
 			Name: "fashion", SLOMillis: 10, Sent: 1000, Answered: 994, OK: 980, Late: 5, Dropped: 1, Incomplete: 1, Busy: 4, Refused: 2, Failed: 3, Unanswered: 5, InTime: 975,
 			WithinSLO: 97.5, GoodputRPS: 32.5, P50Millis: 1.234, P99Millis: 8.5, P999Millis: 9.75, MeanBatch: 3.25,
-			SharePercent: pointer(40.0), Swaps: pointer(uint64(2)), Lost: pointer(uint64(0)), Accuracy: pointer(91.9),
-			ReferenceAccuracy: pointer(91.8), Labelled: 1000, Checked: 980, Wrong: 1, Differences: []string{"picture 3: place 1: class 4 with 0.9000, want 0.8000"},
+			SharePercent: pointer(40.0), Swaps: pointer(uint64(2)), Lost: pointer(uint64(0)),
+			Checked: 980, Wrong: 1, Differences: []string{"picture 3: place 1: class 4 with 0.9000, want 0.8000"},
 			OfferedRPS: 33.333, Unsent: 2, GaveUp: "no credit within the timeout", SendLagP99Millis: 0.15,
 			Stages:            map[string]loadgen.StageReport{"aggregate": {P50: 0.1, P99: 0.2}, "infer": {P50: 1, P99: 2}},
 			FirstSharePercent: pointer(25.0), SwapIdle: &control.IdleMicros{Count: 2, Last: 41, P50: 42.4, P99: 55, Max: 55}, KernelDrops: pointer(uint64(7)),
@@ -68,7 +68,7 @@ func TestReportFields(t *testing.T) {
 	for _, f := range report.Functions {
 		for _, key := range []string{
 			"name", "slo_ms", "sent", "answered", "ok", "late", "incomplete", "busy", "refused", "failed", "unanswered",
-			"within_slo", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "mean_batch", "share", "swaps", "lost", "accuracy",
+			"within_slo", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "mean_batch", "share", "swaps", "lost",
 		} {
 			if _, ok := f[key]; !ok {
 				t.Errorf("%v lacks %q", f["name"], key)
@@ -84,7 +84,6 @@ func TestWriteTable(t *testing.T) {
 	must.OK(t, report.WriteTable(&buffer, 240))
 	for _, want := range []string{
 		"97.50", "8.50", "9.75", "25.0 → 40.0 %", "fashion: work waited 42 µs (p50), 55 µs (max) for a swap",
-		"fashion: accuracy 91.90 % (1000 labelled pictures), 91.80 % in this process",
 		"│ function │ sent │ in time │ too late │ late │ dropped │ busy │ incomplete │ refused │ failed │ lost │ unanswered │",
 		"│ fashion  │ 1000 │     975 │        5 │    4 │       1 │    4 │          1 │       2 │      3 │    0 │          5 │",
 		"fashion: the client gave up (2 before sending): no credit within the timeout",

@@ -75,12 +75,11 @@ func answers(ctx context.Context, f *Function, reference Reference) ([]answer.An
 	if reference == nil {
 		return nil, nil
 	}
-	all := make([]answer.Answer, f.Pictures.Len())
-	for i := range all {
+	all := make([]answer.Answer, len(f.Pictures))
+	for i, picture := range f.Pictures {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		picture, _ := f.Pictures.Picture(i)
 		a, err := reference.Answer(f.Name, picture)
 		if errors.Is(err, ErrNoReference) {
 			return nil, nil
@@ -180,7 +179,6 @@ func (r *run) elapsed() time.Duration {
 // late, it sends all due requests at once: intended times do not move.
 func (t *traffic) schedule(alarm Alarm, clock Clock, start int64, spec Spec) {
 	end := spec.Warmup + spec.Duration
-	pictures := t.f.Pictures.Len()
 	for i := 0; ; i++ {
 		next := t.arrivals.Next()
 		if next.At >= end {
@@ -193,10 +191,10 @@ func (t *traffic) schedule(alarm Alarm, clock Clock, start int64, spec Spec) {
 		if !alarm.Wait(intended) {
 			return
 		}
-		picture, _ := t.f.Pictures.Picture(i % pictures)
+		picture := i % len(t.f.Pictures)
 		lag := time.Duration(clock.Now() - intended)
-		tag := t.ledger.begin(intended, lag, i%pictures, next.At >= spec.Warmup)
-		if err := t.senders[next.Stream].Send(picture, intended, tag); err != nil {
+		tag := t.ledger.begin(intended, lag, picture, next.At >= spec.Warmup)
+		if err := t.senders[next.Stream].Send(t.f.Pictures[picture], intended, tag); err != nil {
 			t.ledger.reply(&client.Result{Tag: tag, Err: err})
 		}
 	}

@@ -1,6 +1,7 @@
 package loadgen_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,24 +19,17 @@ import (
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/loadgen/arrival"
-	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 	"pgregory.net/rapid"
 )
 
-// pictures returns pictures of one byte, their own number. labels may be nil.
-func pictures(t testing.TB, n int, labels ...int) *picture.Labelled {
-	t.Helper()
+// pictures returns pictures of one byte, their own number.
+func pictures(n int) [][]byte {
 	all := make([][]byte, n)
 	for i := range all {
 		all[i] = []byte{byte(i)}
-		if i >= len(labels) {
-			labels = append(labels, picture.NoLabel)
-		}
 	}
-	set, err := picture.NewLabelled(all, labels)
-	must.OK(t, err)
-	return set
+	return all
 }
 
 // constant returns a spec of one function with equally spaced requests.
@@ -45,7 +39,7 @@ func constant(t testing.TB, perSecond float64, duration time.Duration) loadgen.S
 		Seed:     1,
 		Functions: []loadgen.Function{{
 			Name: "face", SLO: 25 * time.Millisecond, PerSecond: perSecond,
-			Arrivals: arrival.Process{Shape: arrival.Constant}, Pictures: pictures(t, 3),
+			Arrivals: arrival.Process{Shape: arrival.Constant}, Pictures: pictures(3),
 		}},
 	}
 }
@@ -109,8 +103,8 @@ func TestRunCounts(t *testing.T) {
 			}
 		}}
 		spec := loadgen.Spec{Duration: time.Second, Seed: rapid.Uint64().Draw(rt, "seed"), Functions: []loadgen.Function{
-			{Name: "a", SLO: 4 * time.Millisecond, PerSecond: 200, Streams: 3, Pictures: pictures(t, 2)},
-			{Name: "b", SLO: 10 * time.Millisecond, PerSecond: 100, Streams: 1, Pictures: pictures(t, 5), Arrivals: arrival.Process{Shape: arrival.Bursts, Size: 4}},
+			{Name: "a", SLO: 4 * time.Millisecond, PerSecond: 200, Streams: 3, Pictures: pictures(2)},
+			{Name: "b", SLO: 10 * time.Millisecond, PerSecond: 100, Streams: 1, Pictures: pictures(5), Arrivals: arrival.Process{Shape: arrival.Bursts, Size: 4}},
 		}}
 		report := run(t, spec, system)
 		var got [wire.NumStatuses]uint64
@@ -389,7 +383,6 @@ func TestWrongAnswers(t *testing.T) {
 		return loadfake.Outcome{Result: wire.Result{Kind: wire.KindTopK}, Payload: topK(class, 0.9005)}
 	}}
 	spec := constant(t, 30, time.Second)
-	spec.Functions[0].Pictures = pictures(t, 3, 5, 6, 8)
 	report := run(t, spec, system, func(o *loadgen.Options) { o.Reference = reference })
 	f := report.Functions[0]
 	if f.Checked != 30 || f.Wrong != 10 {
@@ -401,18 +394,14 @@ func TestWrongAnswers(t *testing.T) {
 	if faults := report.Faults(); len(faults) != 1 || !strings.HasPrefix(faults[0], "face: 10 of 30 answers differ") {
 		t.Errorf("faults %q", faults)
 	}
-	// Of the labels 5, 6 and 8 the system got one right, the reference two.
-	if f.Labelled != 3 || f.Accuracy == nil || *f.Accuracy != 33.333 || *f.ReferenceAccuracy != 66.667 {
-		t.Errorf("accuracy %v and %v of %d", *f.Accuracy, *f.ReferenceAccuracy, f.Labelled)
-	}
 }
 
 func TestNoReference(t *testing.T) {
 	spec := constant(t, 30, time.Second)
 	spec.Functions[0].Name = "unknown"
 	report := run(t, spec, &loadfake.System{}, func(o *loadgen.Options) { o.Reference = book{} })
-	if f := report.Functions[0]; f.Checked != 0 || f.Wrong != 0 || f.Accuracy != nil || report.Faults() != nil {
-		t.Errorf("%d checked, %d wrong, accuracy %v, faults %v", f.Checked, f.Wrong, f.Accuracy, report.Faults())
+	if f := report.Functions[0]; f.Checked != 0 || f.Wrong != 0 || report.Faults() != nil {
+		t.Errorf("%d checked, %d wrong, faults %v", f.Checked, f.Wrong, report.Faults())
 	}
 }
 
@@ -427,7 +416,7 @@ func TestFirstAnswers(t *testing.T) {
 		return loadfake.Outcome{Result: wire.Result{Kind: wire.KindTopK}, Payload: topK(uint16(r.Number), 1)}
 	}}
 	answers := run(t, constant(t, 30, time.Second), system).Functions[0].Answers
-	if len(answers) != 3 || answers[0].Top() != 0 || answers[1].Payload != nil || answers[2].Payload == nil || answers[2].Kind != wire.KindBoxes {
+	if len(answers) != 3 || !bytes.Equal(answers[0].Payload, topK(0, 1)) || answers[1].Payload != nil || answers[2].Payload == nil || answers[2].Kind != wire.KindBoxes {
 		t.Errorf("%+v", answers)
 	}
 }

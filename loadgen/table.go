@@ -79,13 +79,6 @@ func (f *FunctionReport) remarks() []string {
 	add := func(format string, args ...any) {
 		remarks = append(remarks, f.Name+": "+fmt.Sprintf(format, args...))
 	}
-	if f.Accuracy != nil {
-		inProcess := ""
-		if f.ReferenceAccuracy != nil {
-			inProcess = fmt.Sprintf(", %s %% in this process", fixed(*f.ReferenceAccuracy, 2))
-		}
-		add("accuracy %s %% (%d labelled pictures)%s", fixed(*f.Accuracy, 2), f.Labelled, inProcess)
-	}
 	if f.SwapIdle != nil && f.SwapIdle.Count > 0 {
 		add("work waited %s for a swap", f.idle())
 	}

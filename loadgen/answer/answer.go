@@ -19,19 +19,6 @@ type Answer struct {
 	Payload []byte
 }
 
-// Top returns the most probable class of a top-k answer, -1 if there is none.
-func (a Answer) Top() int {
-	if a.Kind != wire.KindTopK || len(a.Payload) < wire.ClassSize {
-		return -1
-	}
-	var room [1]wire.Class
-	first, err := wire.DecodeTopK(room[:0], a.Payload[:wire.ClassSize])
-	if err != nil {
-		return -1
-	}
-	return int(first[0].Class)
-}
-
 // entries are the decoded entries of an answer.
 type entries struct{ wire.Content }
 

@@ -59,23 +59,6 @@ func compare(got, want answer.Answer, threshold float64) error {
 	return comparer.Compare(got, want)
 }
 
-func TestTop(t *testing.T) {
-	for name, test := range map[string]struct {
-		answer answer.Answer
-		want   int
-	}{
-		"classes":      {classes(class(515, 0.5), class(3, 0.4)), 515},
-		"no classes":   {classes(), -1},
-		"half a class": {answer.Answer{Kind: wire.KindTopK, Payload: make([]byte, 3)}, -1},
-		"boxes":        {boxes(box(7, 1, 0, 0, 1, 1)), -1},
-		"nothing":      {answer.Answer{}, -1},
-	} {
-		if got := test.answer.Top(); got != test.want {
-			t.Errorf("%s: %d, want %d", name, got, test.want)
-		}
-	}
-}
-
 func TestCompare(t *testing.T) {
 	nan := float32(math.NaN())
 	inf := float32(math.Inf(1))
@@ -208,8 +191,5 @@ func FuzzCompare(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind uint8, got, want []byte) {
 		a, b := answer.Answer{Kind: wire.Kind(kind), Payload: got}, answer.Answer{Kind: wire.Kind(kind), Payload: want}
 		compare(a, b, 0.5)
-		if a.Top() >= 0 && a.Kind != wire.KindTopK {
-			t.Errorf("a top class of kind %s", a.Kind)
-		}
 	})
 }

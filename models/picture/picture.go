@@ -139,9 +139,11 @@ func scale(fraction float64, length int) int {
 
 // Photos are photos prepared for one model. It is immutable.
 type Photos struct {
-	photos   []Photo
-	frames   []Frame
-	pictures [][]byte
+	// Pictures are the bytes of the photos in the model's form.
+	Pictures [][]byte
+
+	photos []Photo
+	frames []Frame
 }
 
 // NewPhotos resizes photos to a model's input.
@@ -149,43 +151,11 @@ func NewPhotos(photos []Photo, in *models.Input) *Photos {
 	p := &Photos{photos: photos}
 	for _, photo := range photos {
 		bytes, frame := Resize(photo.Image, in)
-		p.pictures = append(p.pictures, bytes)
+		p.Pictures = append(p.Pictures, bytes)
 		p.frames = append(p.frames, frame)
 	}
 	return p
 }
 
-// Len returns the number of photos.
-func (p *Photos) Len() int { return len(p.photos) }
-
-// Picture returns the bytes of photo i, which are read-only. Photos have no
-// label.
-func (p *Photos) Picture(i int) ([]byte, int) { return p.pictures[i], NoLabel }
-
 // Photo returns photo i and its position in the model's input.
 func (p *Photos) Photo(i int) (Photo, Frame) { return p.photos[i], p.frames[i] }
-
-// NoLabel is the label of a picture whose class is not known.
-const NoLabel = -1
-
-// Labelled are pictures whose class is known, ready for their model. It is
-// immutable.
-type Labelled struct {
-	pictures [][]byte
-	labels   []int
-}
-
-// NewLabelled takes ownership of pictures and their labels. A label may be
-// NoLabel if it is not known.
-func NewLabelled(pictures [][]byte, labels []int) (*Labelled, error) {
-	if len(pictures) != len(labels) {
-		return nil, fmt.Errorf("label pictures: %d labels for %d pictures", len(labels), len(pictures))
-	}
-	return &Labelled{pictures: pictures, labels: labels}, nil
-}
-
-// Len returns the number of pictures.
-func (l *Labelled) Len() int { return len(l.pictures) }
-
-// Picture returns the bytes of picture i, which are read-only, and its class.
-func (l *Labelled) Picture(i int) ([]byte, int) { return l.pictures[i], l.labels[i] }

@@ -281,18 +281,10 @@ func TestRead(t *testing.T) {
 	}
 }
 
-func TestSets(t *testing.T) {
-	labelled, err := picture.NewLabelled([][]byte{{1}, {2}}, []int{7, picture.NoLabel})
-	must.OK(t, err)
-	if bytes, label := labelled.Picture(0); labelled.Len() != 2 || bytes[0] != 1 || label != 7 {
-		t.Errorf("%d pictures, the first %v of class %d", labelled.Len(), bytes, label)
-	}
-	if _, err := picture.NewLabelled([][]byte{{1}}, nil); err == nil {
-		t.Error("a picture without a label was taken")
-	}
+func TestPhotos(t *testing.T) {
 	photos := picture.NewPhotos([]picture.Photo{{Name: "red", Image: plain(image.Rect(0, 0, 4, 4), red)}}, input(2, 2, 3, "stretch"))
-	if bytes, label := photos.Picture(0); photos.Len() != 1 || len(bytes) != 12 || label != picture.NoLabel {
-		t.Errorf("%d photos, the first %v of class %d", photos.Len(), bytes, label)
+	if all := photos.Pictures; len(all) != 1 || len(all[0]) != 12 {
+		t.Errorf("%d photos: %v", len(all), all)
 	}
 	if photo, _ := photos.Photo(0); photo.Name != "red" {
 		t.Errorf("photo %q", photo.Name)

@@ -46,8 +46,7 @@ func singlesOf(ctx context.Context, f loadgen.Function) (payloads [][]byte, err 
 		return nil, err
 	}
 	defer c.Close()
-	for i := range min(singlePictures, f.Pictures.Len()) {
-		picture, _ := f.Pictures.Picture(i)
+	for _, picture := range f.Pictures[:min(singlePictures, len(f.Pictures))] {
 		var result client.Result
 		for range singleAttempts {
 			if result, err = c.Do(ctx, picture, client.RequestOptions{}); !isBusy(err) {

@@ -56,7 +56,7 @@ type rig struct {
 	options   nodeOptions
 	functions []Function
 	cards     map[string]*models.Card // by function
-	pictures  map[string]*noise       // by function
+	pictures  map[string][][]byte     // by function
 	full      map[string]float64      // requests per second at level 1, by function
 }
 
@@ -65,14 +65,14 @@ const startPatience = 90 * time.Second
 
 // startHarness starts a node for a case, with the functions that the case begins with.
 func (r *runner) startHarness(ctx context.Context, v variant, c *Case, first []Function) (_ *rig, err error) {
-	b := &rig{cpus: r.cpus, variant: v, functions: c.Functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}, full: map[string]float64{}}
+	b := &rig{cpus: r.cpus, variant: v, functions: c.Functions, cards: map[string]*models.Card{}, pictures: map[string][][]byte{}, full: map[string]float64{}}
 	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, frugal: c.Frugal, weights: r.Weights, cards: map[string]string{}}
 	for _, f := range c.Functions {
 		card, err := r.Card(f.Model)
 		if err != nil {
 			return nil, err
 		}
-		b.cards[f.Name], b.pictures[f.Name], b.full[f.Name] = card, newNoise(card), r.full(c, &f, card)
+		b.cards[f.Name], b.pictures[f.Name], b.full[f.Name] = card, noise(card), r.full(c, &f, card)
 		if b.options.cards[f.Name], err = r.ladder(card, f.Batches); err != nil {
 			return nil, err
 		}
@@ -224,21 +224,14 @@ func (r *runner) ladder(card *models.Card, batches []int) (string, error) {
 	return bench.WriteVariant(r.dir, card, batches)
 }
 
-// noise holds a few random pictures of a model's wire size. It implements loadgen.Pictures.
-type noise struct{ pictures [][]byte }
-
-func newNoise(card *models.Card) *noise {
+// noise returns a few random pictures of a model's wire size.
+func noise(card *models.Card) (pictures [][]byte) {
 	const count = 4
-	n := &noise{}
 	for i := range count {
-		n.pictures = append(n.pictures, testbed.Noise(card, uint64(i)))
+		pictures = append(pictures, testbed.Noise(card, uint64(i)))
 	}
-	return n
+	return pictures
 }
-
-func (n *noise) Len() int { return len(n.pictures) }
-
-func (n *noise) Picture(i int) ([]byte, int) { return n.pictures[i], -1 }
 
 // resolve returns a device name that means the same GPU in every process, its UUID, and the
 // GPU's product name. visible is CUDA_VISIBLE_DEVICES, which determines CUDA's numbering.

@@ -403,7 +403,7 @@ type loop struct {
 // loopFlows returns how many sockets a closed loop has.
 func loopFlows(receivers int) int { return max(2, flows(receivers, 0)) }
 
-func startLoop(ctx context.Context, port, flows, inFlight int, pictures *noise) (*loop, error) {
+func startLoop(ctx context.Context, port, flows, inFlight int, pictures [][]byte) (*loop, error) {
 	o := &loop{}
 	each := (inFlight + flows - 1) / flows
 	const patience = 20 * time.Second // a closed loop counts every answer, however late
@@ -412,8 +412,7 @@ func startLoop(ctx context.Context, port, flows, inFlight int, pictures *noise) 
 		ready := make(chan struct{})
 		send := func() {
 			o.flying.Add(1)
-			picture, _ := pictures.Picture(flow % pictures.Len())
-			if _, err := c.Send(picture, client.RequestOptions{Deadline: patience}); err != nil {
+			if _, err := c.Send(pictures[flow%len(pictures)], client.RequestOptions{Deadline: patience}); err != nil {
 				o.note(sample{intended: shm.Now(), unsent: true})
 				o.flying.Done()
 			}

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/null"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/arrival"
-	pictures "github.com/penstock/penstock/models/picture"
 )
 
 // TestOverload offers a function more than it can answer. It must answer as many requests in
@@ -27,13 +26,11 @@ shares: {tune: false}
 functions:
   - {name: fn, model: %s, port: 0, slo: %v, environment: {%s: sleep=40ms}}
 `, nodetest.Card(t, "small", small), objective, null.Variable))
-	set, err := pictures.NewLabelled([][]byte{make([]byte, small)}, []int{pictures.NoLabel})
-	must.OK(t, err)
 	offer := func(perSecond float64) loadgen.FunctionReport {
 		t.Helper()
 		report, err := loadgen.Run(t.Context(), loadgen.Spec{Warmup: time.Second, Duration: 3 * time.Second, Seed: 1, Functions: []loadgen.Function{{
 			Name: "fn", Addr: nodetest.Address(t, nd, "fn"), SLO: objective, PerSecond: perSecond,
-			Arrivals: arrival.Process{Shape: arrival.Poisson}, Pictures: set,
+			Arrivals: arrival.Process{Shape: arrival.Poisson}, Pictures: [][]byte{make([]byte, small)},
 		}}}, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
 		must.OK(t, err)
 		f := report.Functions[0]
