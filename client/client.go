@@ -89,6 +89,9 @@ type Options struct {
 	// default. By default a manager refuses fragments below 512 bytes, unless the
 	// picture is a single fragment.
 	FragmentBytes int
+	// LocalFragmentBytes is FragmentBytes if the address is one of this machine, whose loopback device takes large
+	// datagrams; FragmentBytes by default.
+	LocalFragmentBytes int
 	// InFlight is how many requests may be in flight before the first answer
 	// sets the credit, 8 by default.
 	InFlight int
@@ -140,9 +143,10 @@ func (o *Options) complete() error {
 	o.socketBytes = cmp.Or(o.socketBytes, defaultSocketBytes)
 	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)
 	o.ResendAfter = cmp.Or(o.ResendAfter, defaultResendAfter)
-	switch {
-	case o.FragmentBytes < 1 || o.FragmentBytes > wire.MaxFragmentBytes:
-		return fmt.Errorf("fragment bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxFragmentBytes)
+	o.LocalFragmentBytes = cmp.Or(o.LocalFragmentBytes, o.FragmentBytes)
+	switch n, local := o.FragmentBytes, o.LocalFragmentBytes; {
+	case min(n, local) < 1 || max(n, local) > wire.MaxFragmentBytes:
+		return fmt.Errorf("fragment bytes %d, %d on this machine: want 1 to %d", n, local, wire.MaxFragmentBytes)
 	case o.InFlight < 0, o.QueueLimit < 0, o.BurstBytes < 0, o.MaxResultBytes < 0, o.PaceBytes < 0, o.Timeout < 0, o.ResendAfter < 0:
 		return errors.New("options: want no negative value")
 	}
@@ -284,6 +288,9 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial manager: %w", err)
 	}
+	if isLocal(conn) {
+		o.FragmentBytes = o.LocalFragmentBytes
+	}
 	c := &Client{
 		options:  o,
 		conn:     conn.(*net.UDPConn),
@@ -308,6 +315,11 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	c.loops.Go(c.send)
 	c.loops.Go(c.receive)
 	return c, nil
+}
+
+// isLocal reports whether the address of a connection is one of this machine: then it is the source's too.
+func isLocal(conn net.Conn) bool {
+	return conn.LocalAddr().(*net.UDPAddr).IP.Equal(conn.RemoteAddr().(*net.UDPAddr).IP)
 }
 
 // LocalAddr is the address to which the manager answers.

@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,11 +145,9 @@ func TestDo(t *testing.T) {
 		{FragmentBytes: 1},
 		{FragmentBytes: 8192, PaceBytes: 200 << 20, BurstBytes: 64 << 10},
 		{FragmentBytes: wire.MaxFragmentBytes},
+		{FragmentBytes: 1, LocalFragmentBytes: 16 << 10},
 	} {
-		fragment := o.FragmentBytes
-		if fragment == 0 {
-			fragment = wire.DefaultFragmentBytes
-		}
+		fragment := cmp.Or(o.LocalFragmentBytes, o.FragmentBytes, wire.DefaultFragmentBytes)
 		for _, size := range []int{1, fragment, fragment + 1, 3*fragment - 1, 70*fragment + 5} {
 			t.Run(fmt.Sprintf("%d bytes in fragments of %d", size, fragment), func(t *testing.T) {
 				openfiles.CheckLeaks(t)
@@ -159,6 +158,10 @@ func TestDo(t *testing.T) {
 				must.OK(t, err)
 				if !bytes.Equal(r.Payload, want) {
 					t.Error("the answer is not the picture")
+				}
+				must.OK(t, c.Close()) // all datagrams are counted
+				if s, want := c.Stats(), uint64((size+fragment-1)/fragment); s.Datagrams-s.Resends != want {
+					t.Errorf("%d datagrams, %d of them again; want %d", s.Datagrams, s.Resends, want)
 				}
 				if r.Tag != 77 || r.Kind != wire.KindRaw || r.Batch != 1 || r.Credit != 8 {
 					t.Errorf("got %+v", r)

@@ -30,6 +30,9 @@ const Interval = 250 * time.Millisecond
 // MaxWait is the longest time that a request may wait for its answer.
 const MaxWait = 10 * time.Second
 
+// fragmentBytes is the size of fragments. A frame of 1080p is 190 of them, and would be 3,038 of the usual size.
+const fragmentBytes = 16 << 10
+
 // linger is how long the client of an old port or a removed function stays open for the
 // requests that are under way.
 const linger = MaxWait
@@ -188,7 +191,7 @@ func (s *Set) function(ctx context.Context, status *control.Status, f *control.F
 		next.client, next.sequences = last.client, last.sequences
 		return next, nil
 	}
-	c, err := client.Dial(ctx, next.address, client.Options{Timeout: MaxWait})
+	c, err := client.Dial(ctx, next.address, client.Options{Timeout: MaxWait, LocalFragmentBytes: fragmentBytes})
 	if err != nil {
 		return nil, fmt.Errorf("open client of function %s: %w", f.Name, err)
 	}

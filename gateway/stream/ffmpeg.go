@@ -243,7 +243,7 @@ func environment() []string {
 
 // arguments are ffmpeg's. Frames keep their own size (-autoscale 0), time (passthrough) and, if it is 4:2:0, format. The filter
 // scale copies nothing unless the size is odd or too large. showinfo describes each frame on standard error. Without "-thread_type slice" the encoder of
-// raw frames holds back a frame per thread.
+// raw frames holds back a frame per thread, and without "-avioflags direct" ffmpeg copies each frame once more.
 func (in Input) arguments() (args []string, list string) {
 	args = []string{"-hide_banner", "-nostdin", "-nostats", "-loglevel", "level+info"}
 	if in.HWAccel != "" {
@@ -265,7 +265,7 @@ func (in Input) arguments() (args []string, list string) {
 	}
 	return append(args, "-map", "0:v:0", "-an", "-sn", "-dn", "-autoscale", "0", "-fps_mode", "passthrough",
 		"-vf", "scale=w='2*max(1,trunc(iw/2*"+shrink+"))':h='2*max(1,trunc(ih/2*"+shrink+"))',format=yuv420p|nv12,sidedata=mode=delete,showinfo@frames=checksum=0",
-		"-c:v", "rawvideo", "-thread_type", "slice", "-f", "rawvideo", "-flush_packets", "1", "pipe:1"), list
+		"-c:v", "rawvideo", "-thread_type", "slice", "-f", "rawvideo", "-flush_packets", "1", "-avioflags", "direct", "pipe:1"), list
 }
 
 var (
