@@ -238,6 +238,32 @@ func BenchmarkStreamLatency(b *testing.B) {
 	}
 }
 
+// BenchmarkStreamCPU measures the CPU time of `penstock stream` and its ffmpeg per frame of 1080p. The reference, in the same
+// run, is ffmpeg that only decodes.
+func BenchmarkStreamCPU(b *testing.B) {
+	videotest.NeedFFmpeg(b)
+	nd := start(b, "functions: [{name: face, port: 0, slo: 5s, max_picture: 1920x1080}]\n")
+	const frames = 150
+	clip := filepath.Join(b.TempDir(), "a.mp4")
+	videotest.Run(b, "-f", "lavfi", "-i", "testsrc2=size=1920x1080", "-frames:v", fmt.Sprint(frames), "-c:v", "libx264", "-preset", "ultrafast", "-pix_fmt", "yuv420p", clip)
+
+	perFrame := func(command ...string) time.Duration {
+		c := exec.Command(command[0], command[1:]...)
+		if out, err := c.CombinedOutput(); err != nil {
+			b.Fatalf("%v: %s", err, out)
+		}
+		return (c.ProcessState.UserTime() + c.ProcessState.SystemTime()) / frames // with those of its own ffmpeg
+	}
+	var decode, stream []time.Duration
+	for b.Loop() {
+		decode = append(decode, perFrame("ffmpeg", "-nostdin", "-i", clip, "-c:v", "wrapped_avframe", "-f", "null", "-"))
+		stream = append(stream, perFrame(penstock, "stream", clip, "--to", "face", "--runtime-dir", nd.Dir))
+	}
+	before, all := percentile(decode, 50), percentile(stream, 50)
+	reportMillis(b, before, "decode-ms/frame")
+	reportMillis(b, all-before, "rest-ms/frame")
+}
+
 // A gateway keeps the streams of its configuration running, and ffmpeg ends with it.
 func TestConfiguredStream(t *testing.T) {
 	videotest.NeedFFmpeg(t)
