@@ -72,7 +72,7 @@ type Member struct {
 	loadOnce bool            // load the model once, also without requests
 	serves   bool            // the member's loop carries out its orders
 	exact    bool            // the sizes that loads report are exact
-	model    residency.Model // State is Linked or Resident
+	model    residency.Model // State is Evicted or Resident
 	rate     residency.Rate
 	stream   residency.Arrivals
 	until    int64             // when a request whose first packet has come no longer counts
@@ -111,7 +111,7 @@ func (c *Conductor) Join(now int64, n Newcomer) *Member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := &Member{of: c, name: n.Name, wake: n.Wake, joined: now, loadOnce: n.LoadOnce, exact: n.Exact}
-	r.model = residency.Model{State: residency.Linked, WeightsBytes: n.WeightsBytes, Load: n.Load}
+	r.model = residency.Model{State: residency.Evicted, WeightsBytes: n.WeightsBytes, Load: n.Load}
 	r.counts.Bytes = n.WeightsBytes
 	c.members = append(c.members, r)
 	return r
@@ -258,7 +258,7 @@ func (r *Member) Evicted(now int64) {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.model.State, r.model.Moving, r.taken = residency.Linked, false, false
+	r.model.State, r.model.Moving, r.taken = residency.Evicted, false, false
 	r.counts.Evictions++
 	c.planLocked(now)
 }
@@ -327,7 +327,7 @@ func (c *Conductor) plan(now int64) {
 func (c *Conductor) planLocked(now int64) {
 	wake := c.watchLocked(now)
 	if !slices.ContainsFunc(c.members, (*Member).evicting) {
-		w := residency.Worker{MemoryBytes: c.lanes.RoomBytes(), HostBytes: math.MaxInt64, Ahead: c.ahead}
+		w := residency.Worker{MemoryBytes: c.lanes.RoomBytes(), Ahead: c.ahead}
 		c.modelsLocked(now)
 		evicts := false
 		for _, step := range w.Plan(now, c.models) {

@@ -1,8 +1,8 @@
 // Package residency decides which models' weights are on the GPU, when a worker serves more
 // models than its memory holds. It is pure: no clock, no I/O.
 //
-//	disk ──read──> host ──link──> linked ──load──> resident ──batch──> active
-//	  ^──────────drop───┴───────────┘ ^─────evict──────┘ ^───────────────┘
+//	evicted ──load──> resident ──batch──> active
+//	   ^──────evict──────┘ ^────────────────┘
 //
 // The worker calls Worker.Plan after each event: a first packet, a complete request, the end
 // of a batch or of a step. It also calls Plan at the time that Worker.Wake returns. Plan looks
@@ -19,44 +19,29 @@ import (
 	"github.com/penstock/penstock/libml/lane"
 )
 
-// State tells which memory holds a model's weights.
+// State tells where a model's weights are.
 type State uint8
 
 const (
-	Disk     State = iota // only in the file
-	Host                  // in host memory, from where the GPU can copy them
-	Linked                // as Host, with sessions and graphs on the GPU
+	Evicted  State = iota // not on the GPU; in host memory, or in the file
 	Resident              // on the GPU
 	Active                // on the GPU, and a batch runs or is queued
 )
 
-func (s State) String() string {
-	return [...]string{"disk", "host", "linked", "resident", "active"}[s]
-}
+func (s State) String() string { return [...]string{"evicted", "resident", "active"}[s] }
 
-// Op is what a step does. Read, Link and Load have the number of the state that they begin in.
+// Op is what a step does.
 type Op uint8
 
 const (
-	Read  Op = iota // from Disk to Host
-	Link            // from Host to Linked
-	Load            // from Linked to Resident
-	Evict           // from Resident to Linked, without a copy
-	Drop            // from Host or Linked to Disk
+	Load  Op = iota // from Evicted to Resident
+	Evict           // from Resident to Evicted, without a copy
 )
 
-func (o Op) String() string { return [...]string{"read", "link", "load", "evict", "drop"}[o] }
+func (o Op) String() string { return [...]string{"load", "evict"}[o] }
 
 // From reports whether the step can begin in a state.
-func (o Op) From(s State) bool {
-	switch o {
-	case Evict:
-		return s == Resident
-	case Drop:
-		return s == Host || s == Linked
-	}
-	return s == State(o)
-}
+func (o Op) From(s State) bool { return s == [...]State{Load: Evicted, Evict: Resident}[o] }
 
 // Step changes the state of a model. The memory that it needs is free once the steps before
 // it in the same plan have ended.
@@ -73,11 +58,10 @@ type Model struct {
 	// should end.
 	Moving bool
 	Ends   int64
-	// WeightsBytes is its size, in host memory and on the GPU.
+	// WeightsBytes is its size on the GPU.
 	WeightsBytes int64
-	// Read, Link and Load are how long these steps are expected to take alone, Batch its
-	// smallest batch.
-	Read, Link, Load, Batch time.Duration
+	// Load is how long a load is expected to take alone, Batch its smallest batch.
+	Load, Batch time.Duration
 
 	// Arriving requests have begun to arrive. Count only those whose client has proved that
 	// it can receive: a forged packet must not load anything. Waiting requests are complete.
@@ -98,14 +82,12 @@ type Model struct {
 
 // Worker has the limits of a worker.
 type Worker struct {
-	// MemoryBytes is the GPU memory for weights (lane.Terms.RoomBytes), HostBytes the host
-	// memory for them.
-	MemoryBytes, HostBytes int64
+	// MemoryBytes is the GPU memory for weights (lane.Terms.RoomBytes).
+	MemoryBytes int64
 	// Ahead is how long before the end of a load the next one may begin. Before its copy, a load has to
 	// evict others and to map memory. 0 allows one load at a time.
 	Ahead time.Duration
-	// Order sorts the models to evict or to drop, the first victim first. Plan uses ByWorth
-	// if it is nil.
+	// Order sorts the models to evict, the first victim first. Plan uses ByWorth if it is nil.
 	Order func(a, b *Model) int
 }
 
@@ -130,7 +112,7 @@ func (m *Model) hasWork(now int64) bool {
 const lead = 2
 
 // prefetch returns when the load for a periodic request begins.
-func (m *Model) prefetch() int64 { return m.Expected - lead*int64(max(m.Load, m.toLoad())) }
+func (m *Model) prefetch() int64 { return m.Expected - lead*int64(m.Load) }
 
 // expects reports whether a periodic request will come so soon that its weights are needed. A
 // request that is late by a whole period no longer counts.
@@ -138,73 +120,54 @@ func (m *Model) expects(now int64) bool {
 	return m.Period > 0 && now >= m.prefetch() && now < m.Expected+int64(m.Period)
 }
 
-// toLoad returns how long it takes until the weights are on the GPU.
-func (m *Model) toLoad() time.Duration {
-	switch m.State {
-	case Disk:
-		return m.Read + m.Link + m.Load
-	case Host:
-		return m.Link + m.Load
-	case Linked:
-		return m.Load
-	}
-	return 0
-}
-
-// due returns when its weights must be on the GPU. No load is late for a request that is only
+// due returns when the weights of an evicted model must be on the GPU. No load is late for a request that is only
 // expected.
 func (m *Model) due(now int64) int64 {
 	if m.Arriving+m.Waiting > 0 {
 		return m.Deadline - int64(m.Batch)
 	}
-	return max(m.Expected, now+int64(m.toLoad()))
+	return max(m.Expected, now+int64(m.Load))
 }
 
 // Plan returns the steps to begin now. It brings the weights of models with work to the GPU in
 // the order of lane.EDF, and makes room for them.
 //
-//   - At most one step of each of Read, Link and Load is under way. Copies share one bus, so
-//     two at once would both end later. A load may overlap the next one by Ahead at most.
-//   - Weights on the GPU never exceed MemoryBytes, those in host memory never HostBytes. If
-//     they do, because a lane or a model grew, idle models are evicted first.
-//   - A model with work is never evicted or dropped.
+//   - At most one load is under way. Copies share one bus, so two at once would both end later.
+//     A load may overlap the next one by Ahead at most.
+//   - Weights on the GPU never exceed MemoryBytes. If they do, because a lane or a model grew,
+//     idle models are evicted first.
+//   - A model with work is never evicted.
 //   - A load that is too late for its requests begins after all others. It evicts only models
 //     that come before it in the order of victims. So models that cannot all be served do not
 //     evict each other in turn.
 func (w Worker) Plan(now int64, models []Model) []Step {
-	p := planner{now: now, models: models, order: w.Order, gpu: w.MemoryBytes, host: w.HostBytes}
+	p := planner{now: now, models: models, order: w.Order, room: w.MemoryBytes}
 	if p.order == nil {
 		p.order = ByWorth
 	}
-	var underWay [Active + 1]bool // by the state in which a step begins
+	loads, busy := 0, false
 	for i := range models {
 		m := &models[i]
-		if m.State >= Resident || m.State == Linked && m.Moving {
-			p.gpu -= m.WeightsBytes
+		if m.State != Evicted || m.Moving {
+			p.room -= m.WeightsBytes
 		}
-		if m.State >= Host || m.Moving {
-			p.host -= m.WeightsBytes
-		}
-		if m.Moving {
-			p.busy[m.State] = underWay[m.State] || !w.allowsNext(now, m)
-			underWay[m.State] = true
+		if m.State == Evicted && m.Moving {
+			loads++
+			busy = loads > 1 || !w.allowsNext(now, m)
 		}
 	}
-	if p.gpu < 0 {
+	switch {
+	case p.room < 0:
 		p.shrink()
-		return p.steps
-	}
-	for s := Disk; s <= Linked; s++ {
-		if !p.busy[s] {
-			p.begin(s)
-		}
+	case !busy:
+		p.load()
 	}
 	return p.steps
 }
 
 // allowsNext reports whether the next load may begin although the model's step has not ended.
 func (w Worker) allowsNext(now int64, m *Model) bool {
-	return w.Ahead > 0 && m.State == Linked && m.Ends-now <= int64(w.Ahead)
+	return w.Ahead > 0 && m.State == Evicted && m.Ends-now <= int64(w.Ahead)
 }
 
 // Wake returns the next time after now at which Plan may have a step without another event:
@@ -212,15 +175,15 @@ func (w Worker) allowsNext(now int64, m *Model) bool {
 // ends so soon that the next may begin. It is math.MaxInt64 if there is none.
 func (w Worker) Wake(now int64, models []Model) int64 {
 	wake := int64(math.MaxInt64)
-	waits := slices.ContainsFunc(models, func(m Model) bool { return m.State == Linked && !m.Moving && m.hasWork(now) })
+	waits := slices.ContainsFunc(models, func(m Model) bool { return m.State == Evicted && !m.Moving && m.hasWork(now) })
 	for i := range models {
 		switch m := &models[i]; {
-		case m.State == Linked && m.Moving:
+		case m.State == Evicted && m.Moving:
 			if waits && w.Ahead > 0 && !w.allowsNext(now, m) {
 				wake = min(wake, m.Ends-int64(w.Ahead))
 			}
 		case m.Period <= 0:
-		case m.State < Resident && m.prefetch() > now:
+		case m.State == Evicted && m.prefetch() > now:
 			wake = min(wake, m.prefetch())
 		case m.State == Resident && m.expects(now):
 			wake = min(wake, m.Expected+int64(m.Period))
@@ -231,22 +194,20 @@ func (w Worker) Wake(now int64, models []Model) int64 {
 
 // planner is the work of one call of Plan.
 type planner struct {
-	now       int64
-	models    []Model
-	order     func(a, b *Model) int
-	gpu, host int64 // bytes that are free
-	// busy is by the state in which a step begins: one is under way, and no other may begin.
-	busy  [Active + 1]bool
-	steps []Step
+	now    int64
+	models []Model
+	order  func(a, b *Model) int
+	room   int64 // bytes that are free
+	steps  []Step
 }
 
-// begin adds the step of one model in a state. The models are jobs of a lane, since one step
-// runs at a time. If there is no room for the first one, it takes the next.
-func (p *planner) begin(s State) {
+// load adds the load of one model. The models are jobs of a lane, since one load runs at a time. If
+// there is no room for the first one, it takes the next.
+func (p *planner) load() {
 	var jobs []lane.Job
 	for i := range p.models {
-		if m := &p.models[i]; m.State == s && !m.Moving && m.hasWork(p.now) {
-			jobs = append(jobs, lane.Job{Model: i, Deadline: m.due(p.now), Batch: m.toLoad(), Requests: max(1, m.Arriving+m.Waiting)})
+		if m := &p.models[i]; m.State == Evicted && !m.Moving && m.hasWork(p.now) {
+			jobs = append(jobs, lane.Job{Model: i, Deadline: m.due(p.now), Batch: m.Load, Requests: max(1, m.Arriving+m.Waiting)})
 		}
 	}
 	if len(jobs) == 0 {
@@ -255,9 +216,8 @@ func (p *planner) begin(s State) {
 	for queue, _ := lane.New(lane.EDF); len(jobs) > 0; {
 		k, _ := queue.Next(p.now, jobs)
 		i := jobs[k].Model
-		m := &p.models[i]
-		if (s != Disk || p.free(&p.host, m, Drop)) && (s != Linked || p.free(&p.gpu, m, Evict)) {
-			p.steps = append(p.steps, Step{i, Op(s)})
+		if p.free(&p.models[i]) {
+			p.steps = append(p.steps, Step{i, Load})
 			return
 		}
 		jobs = slices.Delete(jobs, k, k+1)
@@ -267,19 +227,19 @@ func (p *planner) begin(s State) {
 // shrink adds the evictions that end an excess, of all idle models if it takes so many. Those with
 // work follow when they are idle.
 func (p *planner) shrink() {
-	for _, i := range p.victims(Evict, func(*Model) bool { return true }) {
-		if p.gpu >= 0 {
+	for _, i := range p.victims(func(*Model) bool { return true }) {
+		if p.room >= 0 {
 			return
 		}
 		p.steps = append(p.steps, Step{i, Evict})
-		p.gpu += p.models[i].WeightsBytes
+		p.room += p.models[i].WeightsBytes
 	}
 }
 
-// victims returns the idle models that the step is for and that may go, those that go first before others.
-func (p *planner) victims(op Op, may func(*Model) bool) (victims []int) {
+// victims returns the idle models that may go, those that go first before others.
+func (p *planner) victims(may func(*Model) bool) (victims []int) {
 	for i := range p.models {
-		if v := &p.models[i]; op.From(v.State) && !v.Moving && !v.hasWork(p.now) && may(v) {
+		if v := &p.models[i]; v.State == Resident && !v.Moving && !v.hasWork(p.now) && may(v) {
 			victims = append(victims, i)
 		}
 	}
@@ -287,12 +247,12 @@ func (p *planner) victims(op Op, may func(*Model) bool) (victims []int) {
 	return victims
 }
 
-// free adds the steps that make room for a model in one kind of memory. If there cannot be
-// enough, it adds none and returns false.
-func (p *planner) free(room *int64, m *Model, op Op) bool {
-	late := m.due(p.now)-int64(m.toLoad()) < p.now
-	victims := p.victims(op, func(v *Model) bool { return !late || p.order(v, m) < 0 })
-	left, count := *room, 0
+// free adds the evictions that make room for a model. If there cannot be enough, it adds none and
+// returns false.
+func (p *planner) free(m *Model) bool {
+	late := m.due(p.now)-int64(m.Load) < p.now
+	victims := p.victims(func(v *Model) bool { return !late || p.order(v, m) < 0 })
+	left, count := p.room, 0
 	for ; count < len(victims) && left < m.WeightsBytes; count++ {
 		left += p.models[victims[count]].WeightsBytes
 	}
@@ -304,9 +264,8 @@ func (p *planner) free(room *int64, m *Model, op Op) bool {
 		if size := p.models[i].WeightsBytes; left-size >= m.WeightsBytes {
 			left -= size
 		} else {
-			p.steps = append(p.steps, Step{i, op})
+			p.steps = append(p.steps, Step{i, Evict})
 		}
 	}
-	*room = left - m.WeightsBytes
 	return true
 }

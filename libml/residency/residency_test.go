@@ -16,13 +16,13 @@ const ms = time.Millisecond
 
 func at(millis int64) int64 { return millis * int64(ms) }
 
-// linked is a model of some megabytes without work.
-func linked(size int64) Model {
-	return Model{State: Linked, WeightsBytes: size, Load: time.Duration(size) * ms, Batch: ms, Link: 10 * ms, Read: 100 * ms}
+// evicted is a model of some megabytes without work.
+func evicted(size int64) Model {
+	return Model{State: Evicted, WeightsBytes: size, Load: time.Duration(size) * ms, Batch: ms}
 }
 
 func resident(size int64, rate float64) Model {
-	m := linked(size)
+	m := evicted(size)
 	m.State, m.Rate = Resident, rate
 	return m
 }
@@ -38,7 +38,7 @@ func TestPlan(t *testing.T) {
 	ends := func(m Model, end int64) Model { m.Moving, m.Ends = true, at(end); return m }
 	in := func(s State, m Model) Model { m.State = s; return m }
 	periodic := func(expected int64) Model {
-		m := linked(5)
+		m := evicted(5)
 		m.Expected, m.Period = at(expected), 100*ms
 		return m
 	}
@@ -48,49 +48,42 @@ func TestPlan(t *testing.T) {
 		models []Model
 		want   []Step
 	}{
-		"no work":                   {10, []Model{linked(5), resident(5, 1)}, nil},
-		"first packet":              {10, []Model{asked(linked(5), 25)}, []Step{{0, Load}}},
-		"complete request":          {10, []Model{{State: Linked, Waiting: 1, Deadline: at(25)}}, []Step{{0, Load}}},
-		"under way":                 {10, []Model{asked(moving(linked(5)), 25)}, nil},
-		"on disk":                   {10, []Model{asked(in(Disk, linked(5)), 25)}, []Step{{0, Read}}},
-		"in host memory":            {10, []Model{asked(in(Host, linked(5)), 25)}, []Step{{0, Link}}},
-		"larger than the memory":    {4, []Model{asked(linked(5), 25), resident(2, 1)}, nil},
-		"one load at a time":        {20, []Model{asked(linked(5), 25), asked(linked(5), 24)}, []Step{{1, Load}}},
-		"one is under way":          {20, []Model{asked(linked(5), 25), moving(asked(linked(5), 24))}, nil},
-		"one ends soon":             {20, []Model{asked(linked(5), 25), ends(asked(linked(5), 24), 2)}, []Step{{0, Load}}},
-		"one ends later":            {20, []Model{asked(linked(5), 25), ends(asked(linked(5), 24), 3)}, nil},
-		"one should have ended":     {20, []Model{asked(linked(5), 25), ends(asked(linked(5), 24), -1)}, []Step{{0, Load}}},
-		"two are under way":         {20, []Model{asked(linked(5), 25), ends(linked(5), -1), ends(linked(5), 1)}, nil},
-		"a link ends soon":          {20, []Model{asked(in(Host, linked(5)), 25), ends(in(Host, linked(5)), 1)}, nil},
-		"memory of one that ends":   {10, []Model{asked(linked(6), 25), ends(linked(5), 1)}, nil},
-		"different steps":           {20, []Model{asked(linked(5), 25), asked(in(Host, linked(5)), 25)}, []Step{{1, Link}, {0, Load}}},
-		"earliest start first":      {20, []Model{asked(linked(2), 25), asked(linked(9), 30)}, []Step{{1, Load}}},
-		"late one last":             {20, []Model{asked(linked(9), 5), asked(linked(2), 50)}, []Step{{1, Load}}},
-		"lowest rate goes":          {10, []Model{resident(5, 2), resident(5, 1), asked(linked(5), 25)}, []Step{{1, Evict}, {2, Load}}},
-		"equal rates: the oldest":   {10, []Model{used(resident(5, 1), 7), used(resident(5, 1), 3), asked(linked(5), 25)}, []Step{{1, Evict}, {2, Load}}},
-		"several go":                {10, []Model{resident(3, 3), resident(3, 2), resident(3, 1), asked(linked(6), 25)}, []Step{{1, Evict}, {2, Evict}, {3, Load}}},
-		"a large victim suffices":   {10, []Model{resident(2, 1), resident(8, 9), asked(linked(8), 25)}, []Step{{1, Evict}, {2, Load}}},
-		"memory of a load is taken": {10, []Model{moving(linked(6)), asked(in(Host, linked(5)), 25)}, []Step{{1, Link}}},
-		"work stays":                {10, []Model{asked(resident(5, 1), 25), in(Active, resident(5, 1)), asked(linked(5), 25)}, nil},
-		"another that fits":         {10, []Model{in(Active, resident(5, 1)), asked(linked(6), 25), asked(linked(5), 30)}, []Step{{2, Load}}},
-		"late: room":                {10, []Model{asked(linked(5), 2)}, []Step{{0, Load}}},
-		"late: others are worth more": {10, []Model{resident(5, 1), resident(5, 1), asked(linked(5), 2)},
+		"no work":                   {10, []Model{evicted(5), resident(5, 1)}, nil},
+		"first packet":              {10, []Model{asked(evicted(5), 25)}, []Step{{0, Load}}},
+		"complete request":          {10, []Model{{State: Evicted, Waiting: 1, Deadline: at(25)}}, []Step{{0, Load}}},
+		"under way":                 {10, []Model{asked(moving(evicted(5)), 25)}, nil},
+		"larger than the memory":    {4, []Model{asked(evicted(5), 25), resident(2, 1)}, nil},
+		"one load at a time":        {20, []Model{asked(evicted(5), 25), asked(evicted(5), 24)}, []Step{{1, Load}}},
+		"one is under way":          {20, []Model{asked(evicted(5), 25), moving(asked(evicted(5), 24))}, nil},
+		"one ends soon":             {20, []Model{asked(evicted(5), 25), ends(asked(evicted(5), 24), 2)}, []Step{{0, Load}}},
+		"one ends later":            {20, []Model{asked(evicted(5), 25), ends(asked(evicted(5), 24), 3)}, nil},
+		"one should have ended":     {20, []Model{asked(evicted(5), 25), ends(asked(evicted(5), 24), -1)}, []Step{{0, Load}}},
+		"two are under way":         {20, []Model{asked(evicted(5), 25), ends(evicted(5), -1), ends(evicted(5), 1)}, nil},
+		"memory of a load is taken": {10, []Model{asked(evicted(6), 25), ends(evicted(5), 1)}, nil},
+		"earliest start first":      {20, []Model{asked(evicted(2), 25), asked(evicted(9), 30)}, []Step{{1, Load}}},
+		"late one last":             {20, []Model{asked(evicted(9), 5), asked(evicted(2), 50)}, []Step{{1, Load}}},
+		"lowest rate goes":          {10, []Model{resident(5, 2), resident(5, 1), asked(evicted(5), 25)}, []Step{{1, Evict}, {2, Load}}},
+		"equal rates: the oldest":   {10, []Model{used(resident(5, 1), 7), used(resident(5, 1), 3), asked(evicted(5), 25)}, []Step{{1, Evict}, {2, Load}}},
+		"several go":                {10, []Model{resident(3, 3), resident(3, 2), resident(3, 1), asked(evicted(6), 25)}, []Step{{1, Evict}, {2, Evict}, {3, Load}}},
+		"a large victim suffices":   {10, []Model{resident(2, 1), resident(8, 9), asked(evicted(8), 25)}, []Step{{1, Evict}, {2, Load}}},
+		"work stays":                {10, []Model{asked(resident(5, 1), 25), in(Active, resident(5, 1)), asked(evicted(5), 25)}, nil},
+		"another that fits":         {10, []Model{in(Active, resident(5, 1)), asked(evicted(6), 25), asked(evicted(5), 30)}, []Step{{2, Load}}},
+		"late: room":                {10, []Model{asked(evicted(5), 2)}, []Step{{0, Load}}},
+		"late: others are worth more": {10, []Model{resident(5, 1), resident(5, 1), asked(evicted(5), 2)},
 			nil},
-		"late: worth more itself": {10, []Model{resident(5, 1), resident(5, 1), func() Model { m := asked(linked(5), 2); m.Rate = 2; return m }()},
+		"late: worth more itself": {10, []Model{resident(5, 1), resident(5, 1), func() Model { m := asked(evicted(5), 2); m.Rate = 2; return m }()},
 			[]Step{{0, Evict}, {2, Load}}},
 		"periodic, too early":     {10, []Model{periodic(11)}, nil},
 		"periodic, ahead":         {10, []Model{periodic(10)}, []Step{{0, Load}}},
 		"periodic, did not come":  {10, []Model{periodic(-100)}, nil},
-		"periodic one that stays": {10, []Model{in(Resident, periodic(9)), asked(linked(6), 25)}, nil},
-		"room for a larger lane":  {10, []Model{resident(5, 2), resident(5, 1), resident(5, 3), asked(linked(1), 25)}, []Step{{1, Evict}}},
-		"excess that idle models do not end": {5, []Model{asked(resident(9, 1), 25), resident(3, 2), resident(3, 1), asked(linked(1), 25)},
+		"periodic one that stays": {10, []Model{in(Resident, periodic(9)), asked(evicted(6), 25)}, nil},
+		"room for a larger lane":  {10, []Model{resident(5, 2), resident(5, 1), resident(5, 3), asked(evicted(1), 25)}, []Step{{1, Evict}}},
+		"excess that idle models do not end": {5, []Model{asked(resident(9, 1), 25), resident(3, 2), resident(3, 1), asked(evicted(1), 25)},
 			[]Step{{2, Evict}, {1, Evict}}},
-		"no room in host memory": {10, []Model{asked(in(Disk, linked(90)), 25), asked(in(Host, linked(30)), 25)}, []Step{{1, Link}}},
-		"drop":                   {10, []Model{asked(in(Disk, linked(50)), 500), in(Host, linked(30)), linked(30)}, []Step{{1, Drop}, {0, Read}}},
 	}
 	for name, c := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := Worker{MemoryBytes: c.memory, HostBytes: 100, Ahead: 2 * ms}
+			w := Worker{MemoryBytes: c.memory, Ahead: 2 * ms}
 			if got := w.Plan(0, c.models); !slices.Equal(got, c.want) {
 				t.Errorf("plan %v, want %v", got, c.want)
 			}
@@ -99,38 +92,38 @@ func TestPlan(t *testing.T) {
 }
 
 func TestPlanOrder(t *testing.T) {
-	models := []Model{resident(5, 1), resident(5, 2), asked(linked(5), 25)}
-	w := Worker{MemoryBytes: 10, HostBytes: 100, Order: func(a, b *Model) int { return -ByWorth(a, b) }}
+	models := []Model{resident(5, 1), resident(5, 2), asked(evicted(5), 25)}
+	w := Worker{MemoryBytes: 10, Order: func(a, b *Model) int { return -ByWorth(a, b) }}
 	if got := w.Plan(0, models); !slices.Equal(got, []Step{{1, Evict}, {2, Load}}) {
 		t.Errorf("plan %v with the order reversed", got)
 	}
 }
 
 func TestPlanAllocatesNothing(t *testing.T) {
-	models := []Model{asked(resident(5, 1), 25), resident(5, 2), linked(5)}
-	w := Worker{MemoryBytes: 10, HostBytes: 100}
+	models := []Model{asked(resident(5, 1), 25), resident(5, 2), evicted(5)}
+	w := Worker{MemoryBytes: 10}
 	if n := testing.AllocsPerRun(100, func() { w.Plan(0, models) }); n != 0 {
 		t.Errorf("%v allocations without a step", n)
 	}
 }
 
 func TestWake(t *testing.T) {
-	m := linked(5)
+	m := evicted(5)
 	m.Expected, m.Period = at(100), 100*ms
-	w := Worker{MemoryBytes: 10, HostBytes: 100}
-	if got := w.Wake(0, []Model{linked(1), m}); got != at(90) {
+	w := Worker{MemoryBytes: 10}
+	if got := w.Wake(0, []Model{evicted(1), m}); got != at(90) {
 		t.Errorf("wakes at %v, want 90ms", time.Duration(got))
 	}
-	if got := w.Wake(at(90), []Model{linked(1), m}); got != math.MaxInt64 {
+	if got := w.Wake(at(90), []Model{evicted(1), m}); got != math.MaxInt64 {
 		t.Errorf("wakes at %v after the load could begin", time.Duration(got))
 	}
 }
 
 // Wake returns when the load under way ends so soon that the next may begin.
 func TestWakeAhead(t *testing.T) {
-	loads := linked(5)
+	loads := evicted(5)
 	loads.Moving, loads.Ends = true, at(10)
-	waiting := asked(linked(5), 25)
+	waiting := asked(evicted(5), 25)
 	for name, c := range map[string]struct {
 		ahead  time.Duration
 		now    int64
@@ -139,7 +132,7 @@ func TestWakeAhead(t *testing.T) {
 	}{
 		"next waits":       {2 * ms, 0, []Model{loads, waiting}, at(8)},
 		"it may begin":     {2 * ms, at(8), []Model{loads, waiting}, math.MaxInt64},
-		"none waits":       {2 * ms, 0, []Model{loads, linked(5)}, math.MaxInt64},
+		"none waits":       {2 * ms, 0, []Model{loads, evicted(5)}, math.MaxInt64},
 		"one load at once": {0, 0, []Model{loads, waiting}, math.MaxInt64},
 	} {
 		if got := (Worker{MemoryBytes: 20, Ahead: c.ahead}).Wake(c.now, c.models); got != c.want {
@@ -152,9 +145,9 @@ func TestWakeAhead(t *testing.T) {
 func randomModels(r *rand.Rand, n int) []Model {
 	models := make([]Model, n)
 	for i := range models {
-		m := linked(1 + r.Int64N(30))
-		m.State = State(r.IntN(5))
-		m.Moving, m.Ends = m.State < Resident && r.IntN(5) == 0, at(r.Int64N(60)-10)
+		m := evicted(1 + r.Int64N(30))
+		m.State = State(r.IntN(3))
+		m.Moving, m.Ends = m.State == Evicted && r.IntN(5) == 0, at(r.Int64N(60)-10)
 		m.Rate = float64(r.IntN(5))
 		m.Used = r.Int64N(10)
 		if r.IntN(3) == 0 {
@@ -174,24 +167,21 @@ func randomModels(r *rand.Rand, n int) []Model {
 // checkPlan checks what every plan must keep.
 func checkPlan(w Worker, now int64, models []Model) error {
 	steps := w.Plan(now, models)
-	usedGPU, usedHost := int64(0), int64(0)
+	used := int64(0)
 	for i := range models {
 		m := &models[i]
-		if m.State >= Resident || m.State == Linked && m.Moving {
-			usedGPU += m.WeightsBytes
-		}
-		if m.State >= Host || m.Moving {
-			usedHost += m.WeightsBytes
+		if m.State != Evicted || m.Moving {
+			used += m.WeightsBytes
 		}
 	}
-	excess, evicted := usedGPU > w.MemoryBytes, true
+	excess, all := used > w.MemoryBytes, true
 	touched := map[int]bool{}
-	begun, most := map[Op]int{}, map[Op]int{Read: 1, Link: 1, Load: 1}
+	loads, most := 0, 1
 	for i := range models {
-		if m := &models[i]; m.Moving && m.State < Resident {
-			begun[Op(m.State)]++
-			if m.State == Linked && w.Ahead > 0 && m.Ends-now <= int64(w.Ahead) {
-				most[Load] = 2
+		if m := &models[i]; m.Moving && m.State == Evicted {
+			loads++
+			if w.Ahead > 0 && m.Ends-now <= int64(w.Ahead) {
+				most = 2
 			}
 		}
 	}
@@ -201,61 +191,49 @@ func checkPlan(w Worker, now int64, models []Model) error {
 			return fmt.Errorf("%v of model %d in state %v, moving %v: %v", s.Op, s.Model, m.State, m.Moving, steps)
 		}
 		touched[s.Model] = true
-		switch s.Op {
-		case Evict, Drop:
+		if s.Op == Evict {
 			if m.hasWork(now) {
-				return fmt.Errorf("%v of model %d, which has work", s.Op, s.Model)
+				return fmt.Errorf("eviction of model %d, which has work", s.Model)
 			}
-			if s.Op == Evict {
-				usedGPU -= m.WeightsBytes
-			} else {
-				usedHost -= m.WeightsBytes
-			}
+			used -= m.WeightsBytes
 			continue
-		case Load:
-			usedGPU += m.WeightsBytes
-			if usedGPU > w.MemoryBytes {
-				return fmt.Errorf("%d bytes on the GPU, memory is %d: %v", usedGPU, w.MemoryBytes, steps)
-			}
-		case Read:
-			usedHost += m.WeightsBytes
-			if usedHost > w.HostBytes {
-				return fmt.Errorf("%d bytes in host memory of %d: %v", usedHost, w.HostBytes, steps)
-			}
 		}
-		if begun[s.Op]++; begun[s.Op] > most[s.Op] {
-			return fmt.Errorf("too many %v at once: %v", s.Op, steps)
+		if used += m.WeightsBytes; used > w.MemoryBytes {
+			return fmt.Errorf("%d bytes on the GPU, memory is %d: %v", used, w.MemoryBytes, steps)
+		}
+		if loads++; loads > most {
+			return fmt.Errorf("too many loads at once: %v", steps)
 		}
 	}
 	for i := range models {
 		m := &models[i]
-		evicted = evicted && (touched[i] || m.State != Resident || m.Moving || m.hasWork(now))
+		all = all && (touched[i] || m.State != Resident || m.Moving || m.hasWork(now))
 	}
-	if excess && usedGPU > w.MemoryBytes && !evicted {
-		return fmt.Errorf("%d bytes stay on the GPU, memory is %d, and not all idle models go: %v", usedGPU, w.MemoryBytes, steps)
+	if excess && used > w.MemoryBytes && !all {
+		return fmt.Errorf("%d bytes stay on the GPU, memory is %d, and not all idle models go: %v", used, w.MemoryBytes, steps)
 	}
 	return nil
 }
 
 func TestPlanInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := Worker{MemoryBytes: rapid.Int64Range(0, 200).Draw(t, "memory"), HostBytes: rapid.Int64Range(0, 400).Draw(t, "host"), Ahead: time.Duration(rapid.IntRange(0, 10).Draw(t, "ahead")) * ms}
+		w := Worker{MemoryBytes: rapid.Int64Range(0, 200).Draw(t, "memory"), Ahead: time.Duration(rapid.IntRange(0, 10).Draw(t, "ahead")) * ms}
 		models := randomModels(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)), rapid.IntRange(0, 30).Draw(t, "models"))
 		must.OK(t, checkPlan(w, at(rapid.Int64Range(0, 50).Draw(t, "now")), models))
 	})
 }
 
 func FuzzPlan(f *testing.F) {
-	f.Add(uint64(1), int64(50), int64(100), int64(0), 10)
-	f.Fuzz(func(t *testing.T, seed uint64, memory, host, now int64, n int) {
+	f.Add(uint64(1), int64(50), int64(0), 10)
+	f.Fuzz(func(t *testing.T, seed uint64, memory, now int64, n int) {
 		models := randomModels(rand.New(rand.NewPCG(seed, 1)), max(0, n)%50)
-		w := Worker{MemoryBytes: memory % 1000, HostBytes: host % 1000, Ahead: time.Duration(seed%10) * ms}
+		w := Worker{MemoryBytes: memory % 1000, Ahead: time.Duration(seed%10) * ms}
 		must.OK(t, checkPlan(w, now, models))
 	})
 }
 
 func TestPressure(t *testing.T) {
-	models := []Model{resident(10, 50), resident(10, 40), linked(10), linked(10)}
+	models := []Model{resident(10, 50), resident(10, 40), evicted(10), evicted(10)}
 	models[2].Rate, models[3].Rate = 30, 20
 	tests := map[string]struct {
 		memory    int64

@@ -65,8 +65,8 @@ func (w *worker) jobsOf(now int64, index int) []lane.Job {
 	jobs := w.jobs[:0]
 	for i := range w.models {
 		m := &w.models[i]
-		loading := m.moving() && m.step == residency.Load && !w.OnlyResident
-		if m.lane != index || len(m.waiting) == 0 || m.state < residency.Resident && !loading {
+		loading := m.moving() && !w.OnlyResident
+		if m.lane != index || len(m.waiting) == 0 || m.state == residency.Evicted && !loading {
 			continue
 		}
 		size := min(m.MaxBatch, len(m.waiting))

@@ -30,7 +30,6 @@ func TestInvariants(t *testing.T) {
 			c.Capacity.MemoryBytes = max(c.Capacity.FixedBytes, c.Capacity.MemoryBytes/3) // so that models are refused
 		}
 		if seed%3 == 0 {
-			c.HostBytes = c.Capacity.MemoryBytes
 			c.Order = LRU
 		}
 		r, err := Run(c)

@@ -25,7 +25,7 @@ func (w *worker) changeMembers(now int64) {
 			m.arriving, m.waiting = nil, nil
 		}
 		if m.removed && m.lane >= 0 && m.state != residency.Active && !m.moving() && !w.reserved(i) {
-			m.lane, m.state = -1, residency.Disk
+			m.lane, m.state = -1, residency.Evicted
 		}
 	}
 	w.resources.MemoryBytes = lane.TermsOf(w.Capacity, w.members()).RoomBytes()
@@ -69,9 +69,6 @@ func (w *worker) admit(now int64, index int) bool {
 		return false
 	}
 	m.lane, m.admitted = chosen, true
-	if !m.Cold && w.usedHostBytes()+m.WeightsBytes <= w.HostBytes {
-		m.state = residency.Linked
-	}
 	switch {
 	case m.Period > 0:
 		m.nominal = now + int64(m.arrivals.Float64()*float64(m.Period))
@@ -85,16 +82,7 @@ func (w *worker) admit(now int64, index int) bool {
 func (w *worker) residentBytes() (sum int64) {
 	for i := range w.models {
 		m := &w.models[i]
-		if m.state >= residency.Resident || m.moving() && m.step == residency.Load {
-			sum += m.WeightsBytes
-		}
-	}
-	return sum
-}
-
-func (w *worker) usedHostBytes() (sum int64) {
-	for i := range w.models {
-		if m := &w.models[i]; m.state > residency.Disk || m.moving() {
+		if m.state != residency.Evicted || m.moving() {
 			sum += m.WeightsBytes
 		}
 	}

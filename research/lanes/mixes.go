@@ -69,7 +69,7 @@ func zipf(models []Model, exponent, busy float64, lanes int, random *rand.Rand) 
 // with an exponent of 1, two lanes are busy half the time, and the objective is 25 ms.
 func FortyTwo(memoryBytes int64, busy float64, seed uint64) Config {
 	c := Config{
-		Capacity: lane.Capacity{MemoryBytes: memoryBytes, Lanes: 2}, HostBytes: 16 * gib, CopyRate: copyRate, Ahead: loadAhead,
+		Capacity: lane.Capacity{MemoryBytes: memoryBytes, Lanes: 2}, CopyRate: copyRate, Ahead: loadAhead,
 		Transfer: ms, Seed: seed, Duration: 30 * time.Second, Settle: 10 * time.Second,
 	}
 	for i := range 42 {
@@ -88,7 +88,7 @@ func RandomMix(seed uint64) Config {
 	between := func(low, high float64) float64 { return low + (high-low)*r.Float64() }
 	logBetween := func(low, high float64) float64 { return low * math.Pow(high/low, r.Float64()) }
 	c := Config{
-		Capacity: lane.Capacity{Lanes: 1 + r.IntN(3), FixedBytes: int64(between(0, 3e8))}, HostBytes: 16 * gib, CopyRate: copyRate, Ahead: loadAhead,
+		Capacity: lane.Capacity{Lanes: 1 + r.IntN(3), FixedBytes: int64(between(0, 3e8))}, CopyRate: copyRate, Ahead: loadAhead,
 		Transfer: time.Duration(logBetween(1e5, 3e6)), LateLoads: between(0, 0.02), Unproven: between(0, 0.1),
 		Seed: seed, Duration: 6 * time.Second, Settle: 2 * time.Second,
 	}
@@ -98,7 +98,7 @@ func RandomMix(seed uint64) Config {
 		perImage := one * between(0.02, 0.4)
 		m := Model{
 			Name: fmt.Sprintf("m%d", i), Fixed: time.Duration(one - perImage), PerImage: time.Duration(perImage), MaxBatch: 1 << r.IntN(5),
-			Objective: time.Duration(logBetween(10e6, 100e6)), Cold: r.IntN(10) == 0,
+			Objective: time.Duration(logBetween(10e6, 100e6)),
 			Model: lane.Model{
 				FixedBytes: int64(between(0, 1e7)), ScratchBytes: int64(logBetween(4e6, 2e8)), WeightsBytes: int64(logBetween(5e6, 3e8)),
 			},

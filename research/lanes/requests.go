@@ -35,7 +35,7 @@ func (w *worker) receive(now int64) {
 	for i := range w.models {
 		m := &w.models[i]
 		for m.next <= now {
-			r := request{first: m.next, proven: m.arrivals.Float64() >= w.Unproven, cold: m.state < residency.Resident}
+			r := request{first: m.next, proven: m.arrivals.Float64() >= w.Unproven, cold: m.state == residency.Evicted}
 			r.Whole = m.next + int64(w.Transfer)
 			r.Deadline = m.next + int64(m.Objective)
 			m.arriving = append(m.arriving, r)

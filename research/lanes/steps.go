@@ -20,7 +20,7 @@ const lateFactor = 8
 func (w *worker) endSteps(now int64) {
 	for i := range w.models {
 		if m := &w.models[i]; m.stepEnd <= now {
-			m.state, m.stepEnd = residency.State(m.step)+1, never
+			m.state, m.stepEnd = residency.Resident, never
 		}
 	}
 }
@@ -41,24 +41,17 @@ func (w *worker) plan(now int64) error {
 			return fmt.Errorf("plan has %v of %s, which is %v", s.Op, m.Name, m.state)
 		}
 		touched[s.Model] = true
-		switch s.Op {
-		case residency.Evict, residency.Drop:
+		if s.Op == residency.Evict {
 			if len(m.waiting) > 0 || w.expects(m) || w.reserved(s.Model) {
-				return fmt.Errorf("plan has %v of %s, which has work", s.Op, m.Name)
+				return fmt.Errorf("plan evicts %s, which has work", m.Name)
 			}
-			m.state = residency.Linked
-			if s.Op == residency.Drop {
-				m.state = residency.Disk
-			} else {
-				w.result.Evictions++
-			}
-		default:
-			seen := &w.snapshot[s.Model]
-			m.step, m.stepEnd, m.stepDue = s.Op, now+w.stepTime(m, seen, s.Op), now+int64(seen.Load)
-			if s.Op == residency.Load {
-				w.beginCopy(m, now)
-			}
+			m.state = residency.Evicted
+			w.result.Evictions++
+			continue
 		}
+		load := w.snapshot[s.Model].Load
+		m.stepEnd, m.stepDue = now+w.stepTime(m, load), now+int64(load)
+		w.beginCopy(m, now)
 	}
 	if len(steps) > 0 {
 		for i := range w.models {
@@ -86,8 +79,7 @@ func (w *worker) expects(m *model) bool {
 func (w *worker) observe(now int64, index int) residency.Model {
 	m := &w.models[index]
 	o := residency.Model{
-		State: m.state, Moving: m.moving(), Ends: m.stepDue, WeightsBytes: m.WeightsBytes, Batch: m.batchTime(1),
-		Read: readTime(m.WeightsBytes), Link: linkTime, Load: w.loadTime(m.WeightsBytes),
+		State: m.state, Moving: m.moving(), Ends: m.stepDue, WeightsBytes: m.WeightsBytes, Batch: m.batchTime(1), Load: w.loadTime(m.WeightsBytes),
 		Waiting: len(m.waiting), Rate: m.rate.At(now), Used: m.used,
 	}
 	if m.Period > 0 && !m.removed && m.admitted {
@@ -124,14 +116,8 @@ func (w *worker) loadTime(bytes int64) time.Duration {
 	return prepareTime + time.Duration(float64(bytes)/w.CopyRate*float64(time.Second))
 }
 
-// Reading takes 2 GB/s from a disk, linking as long as sessions of weights that are shared.
-const linkTime = 10 * time.Millisecond
-
-func readTime(bytes int64) time.Duration { return time.Duration(bytes / 2) }
-
-// stepTime returns how long a step really takes.
-func (w *worker) stepTime(m *model, seen *residency.Model, op residency.Op) int64 {
-	expected := [...]time.Duration{residency.Read: seen.Read, residency.Link: seen.Link, residency.Load: seen.Load}[op]
+// stepTime returns how long a load really takes.
+func (w *worker) stepTime(m *model, expected time.Duration) int64 {
 	took := float64(expected) * math.Exp(loadSigma*m.noise.NormFloat64())
 	if m.noise.Float64() < w.LateLoads {
 		took *= lateFactor

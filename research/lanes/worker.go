@@ -50,8 +50,6 @@ type Model struct {
 	Period time.Duration
 	// From and Until are when it is added and removed; an Until of 0 means never.
 	From, Until time.Duration
-	// Cold: it begins on disk, not linked.
-	Cold bool
 }
 
 func (m *Model) batchTime(requests int) time.Duration {
@@ -60,10 +58,9 @@ func (m *Model) batchTime(requests int) time.Duration {
 
 // Config is one simulation.
 type Config struct {
-	Models    []Model
-	Capacity  lane.Capacity
-	HostBytes int64
-	Policy    string
+	Models   []Model
+	Capacity lane.Capacity
+	Policy   string
 	// Order is the order of victims, as in residency.Worker.
 	Order func(a, b *residency.Model) int
 	// CopyRate has the bytes per second of a load.
@@ -122,8 +119,7 @@ type model struct {
 	admitted bool
 	removed  bool
 	state    residency.State
-	step     residency.Op // under way until stepEnd
-	stepEnd  int64
+	stepEnd  int64     // of the load under way
 	stepDue  int64     // when it should end
 	arriving []request // in the order in which they will be complete
 	waiting  []request
@@ -194,7 +190,7 @@ func newWorker(c Config) (*worker, error) {
 	if terms := lane.TermsOf(c.Capacity, nil); !terms.Safe() {
 		return nil, fmt.Errorf("no room for models: %v", terms)
 	}
-	w.resources = residency.Worker{HostBytes: c.HostBytes, Order: c.Order, Ahead: c.Ahead}
+	w.resources = residency.Worker{Order: c.Order, Ahead: c.Ahead}
 	for range c.Capacity.Lanes {
 		policy, err := lane.New(c.Policy)
 		if err != nil {
@@ -246,12 +242,12 @@ func (w *worker) check() error {
 	}
 	loads := 0
 	for i := range w.models {
-		if m := &w.models[i]; m.moving() && m.step == residency.Load {
+		if w.models[i].moving() {
 			loads++
 		}
 	}
-	if host := w.usedHostBytes(); host > w.HostBytes || loads > 2 || w.Ahead == 0 && loads > 1 {
-		return fmt.Errorf("%d bytes in host memory of %d, %d loads under way", host, w.HostBytes, loads)
+	if loads > 2 || w.Ahead == 0 && loads > 1 {
+		return fmt.Errorf("%d loads under way", loads)
 	}
 	for i := range w.lanes {
 		l := &w.lanes[i]
