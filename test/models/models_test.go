@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/venv"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
@@ -23,8 +24,6 @@ import (
 const (
 	// binaryVariable names the program under test.
 	binaryVariable = "PENSTOCK_MODELS_BINARY"
-	// python is Debian's: the suites use its numpy and torch, which .ci/run installs.
-	python = "/usr/bin/python3"
 	// centred are the values of pictures as many readers of text take them: -1 to 1, in BGR.
 	centred = " --scale 1/255 --mean 0.5 --std 0.5 --colour bgr"
 )
@@ -61,11 +60,7 @@ func TestModels(t *testing.T) {
 	for name, functions := range suites {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir, err := os.MkdirTemp("", "penstock-models-")
-			must.OK(t, err)
-			t.Cleanup(func() { must.OK(t, os.RemoveAll(dir)) })
-			must.OK(t, os.Chmod(dir, 0o755))
-			packages := install(t, dir, name+".txt")
+			dir, packages := venv.Make(t, name+".txt", "--system-site-packages") // numpy and torch are Debian's
 
 			gateway, err := freeport.Find()
 			must.OK(t, err)
@@ -91,25 +86,6 @@ func TestModels(t *testing.T) {
 			must.OK(t, err)
 		})
 	}
-}
-
-// install makes a Python environment with the listed packages, and returns their folder. It skips the test if the
-// registry does not answer.
-func install(t *testing.T, dir, list string) string {
-	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), python, "-m", "venv", "--system-site-packages", dir).CombinedOutput(); err != nil {
-		t.Fatalf("make a Python environment: %v\n%s", err, out)
-	}
-	out, err := exec.CommandContext(t.Context(), filepath.Join(dir, "bin/pip"), "install", "--quiet", "--no-deps", "-r", list).CombinedOutput()
-	if err != nil {
-		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-		t.Skipf("not on this machine: pip install -r %s: %s", list, lines[len(lines)-1])
-	}
-	found, err := filepath.Glob(filepath.Join(dir, "lib/python3*/site-packages"))
-	if err != nil || len(found) != 1 {
-		t.Fatalf("folders of packages: %q, %v", found, err)
-	}
-	return found[0]
 }
 
 // add adds a function. Its objective is longer than any test: a machine that is busy must not make answers late.
