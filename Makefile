@@ -4,6 +4,7 @@
 #   make test    build, then the tests; property tests draw fewer values: five minutes
 #   make test-all  build, then the tests with every draw and the long cases, as in CI
 #   make test-models  models of public packages, each next to its package's code: needs PyPI
+#   make test-suites  clients and benchmarks that others wrote, unmodified: needs PyPI
 #   make demo    three real models answer real pictures for DURATION (30s)
 #   make  42 functions in one process with memory for a third of their models, for DURATION (60s)
 #   make examples  bin/examples, the programs of examples/
@@ -57,16 +58,16 @@ export RAPID_NOFAILFILE ?= 1
 # STRICT=1, as in CI: a skipped test fails the run (internal/testing/gotest).
 GOTEST = $(GO) run ./internal/testing/gotest $(if $(STRICT),-strict)
 
-# Every package but those that make test-dpdk and make test-models run. The first one takes longest,
+# Every package but those that have a target of their own. The first one takes longest,
 # so it starts first. `make check` has all of go vet.
-TESTED = -vet=off ./test/e2e $$($(GO) list ./... | grep -vE '/test/(dpdk|models)$$')
+TESTED = -vet=off ./test/e2e $$($(GO) list ./... | grep -vE '/test/(dpdk|models|suites)$$')
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program man deb library guest-libraries examples test test-all test-models demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
+.PHONY: build program man deb library guest-libraries examples test test-all test-models test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -133,6 +134,9 @@ test-all: build examples
 test-models: program
 	PENSTOCK_MODELS_BINARY=$(CURDIR)/bin/penstock $(GOTEST) -vet=off -count=1 $(TESTFLAGS) ./test/models
 
+test-suites: program
+	PENSTOCK_SUITES_BINARY=$(CURDIR)/bin/penstock $(GOTEST) -vet=off -count=1 -timeout 90m $(TESTFLAGS) ./test/suites
+
 demo: program
 	bin/penstock demo --duration $(DURATION) --out out $(if $(DEVICE),--device $(DEVICE))
 
@@ -153,7 +157,7 @@ check:
 race: export RAPID_CHECKS ?= $(if $(NIGHTLY),100,10)
 race: export GORACE ?= atexit_sleep_ms=50
 race: build
-	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short -skip '^TestPTX$$') -timeout 30m $$(GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu|models)$$')
+	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short -skip '^TestPTX$$') -timeout 30m $$(GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu|models|suites)$$')
 
 soak: build examples
 	GO="$(GO)" test/repeat.sh soak $(SOAKTIME)

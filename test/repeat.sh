@@ -38,9 +38,9 @@ seconds() {
 }
 
 # packages prints the tested ones of the arguments, or all, without those that need a
-# GPU, make test-dpdk or make test-models.
+# GPU, or a make target of their own.
 packages() {
-	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./...) | grep -vE '/test/(dpdk|gpu|models)$'
+	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./...) | grep -vE '/test/(dpdk|gpu|models|suites)$'
 }
 
 # build PACKAGE makes its test binary and prints the path.
