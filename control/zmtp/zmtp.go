@@ -5,12 +5,15 @@
 // so that no memory depends on a length that a peer wrote.
 //
 //  1. Open completes the handshake, within a time (handshake).
-//  2. Next waits for a message (Conn.header).
+//  2. Next waits for a message, and answers heartbeats (Conn.header).
 //  3. Message reads its parts as they arrive, within limits (Message).
+//
+// Listen and Serve are for endpoints that many peers may use (serve.go).
 package zmtp
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -57,6 +60,8 @@ type Limits struct {
 	// Timeout is the max time from the call of Next to the end of the message, and for each
 	// message to be written.
 	Timeout time.Duration
+	// Idle lets Timeout begin when a message begins: a peer may be silent between messages.
+	Idle bool
 }
 
 // Conn is a connection. One goroutine at a time may read. Any goroutine may send or close.
@@ -167,6 +172,16 @@ func (c *Conn) command(dst []byte, size uint64) ([]byte, error) {
 	return dst, noEOF(err)
 }
 
+// obey answers a command. Only heartbeats need an answer, with what they bring after a time.
+func (c *Conn) obey(command []byte) error {
+	const ttlBytes = 2
+	beat, ok := bytes.CutPrefix(command, []byte("\x04"+zmq4.CmdPing))
+	if !ok || len(beat) < ttlBytes {
+		return nil
+	}
+	return c.write(func() error { return c.zmtp.SendCmd(zmq4.CmdPong, beat[ttlBytes:]) })
+}
+
 // noEOF is for reads that end within a message.
 func noEOF(err error) error {
 	if err == io.EOF {
@@ -178,10 +193,14 @@ func noEOF(err error) error {
 // Send writes one message. It returns an error if the peer does not read it within the
 // timeout; the connection is then of no more use.
 func (c *Conn) Send(parts ...[]byte) error {
+	return c.write(func() error { return c.zmtp.SendMsg(zmq4.NewMsgFrom(parts...)) })
+}
+
+func (c *Conn) write(send func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.timed.limitWrites(c.limits.Timeout)
-	if err := c.zmtp.SendMsg(zmq4.NewMsgFrom(parts...)); err != nil {
+	if err := send(); err != nil {
 		return err
 	}
 	return c.out.Flush()
@@ -199,13 +218,19 @@ type Message struct {
 	bytes uint64
 }
 
-// Next waits for the next message. What the caller has not read of the one before is lost, and
-// so is the connection: read or discard all of it first. io.EOF means that the peer has closed
-// its end.
+// Next waits for the next message. The caller has read all of the one before. io.EOF means that
+// the peer has closed its end.
 func (c *Conn) Next() (*Message, error) {
-	c.timed.limitReads(c.limits.Timeout)
+	limit := c.limits.Timeout
+	if c.limits.Idle {
+		limit = 0
+	}
+	c.timed.limitReads(limit)
 	m := &Message{c: c}
 	err := m.next()
+	if c.limits.Idle {
+		c.timed.limitReads(c.limits.Timeout)
+	}
 	return m, c.explain(err)
 }
 
@@ -219,14 +244,21 @@ func (c *Conn) explain(err error) error {
 // next begins the next part.
 func (m *Message) next() error {
 	flags, size, err := m.c.header()
+	for err == nil && flags&flagCommand != 0 {
+		var command []byte
+		if command, err = m.c.command(nil, size); err == nil {
+			err = m.c.obey(command)
+		}
+		if err == nil {
+			flags, size, err = m.c.header()
+		}
+	}
 	if err != nil {
 		return err
 	}
 	m.parts++
 	m.bytes += size
 	switch most := uint64(m.c.limits.Bytes); {
-	case flags&flagCommand != 0:
-		return fmt.Errorf("%w: a command after the handshake", ErrBadMessage)
 	case m.parts > m.c.limits.Parts || flags&flagMore != 0 && m.parts == m.c.limits.Parts:
 		return fmt.Errorf("%w: a message of several parts, want at most %d", ErrBadMessage, m.c.limits.Parts)
 	case size > most || m.bytes > most:
@@ -234,6 +266,19 @@ func (m *Message) next() error {
 	}
 	m.left, m.more = size, flags&flagMore != 0
 	return nil
+}
+
+// Part reads the rest of the present part, of at most so many bytes.
+func (m *Message) Part(most int) (part []byte, last bool, err error) {
+	if m.left > uint64(most) {
+		return nil, false, fmt.Errorf("%w: part %d has %d bytes, want at most %d", ErrTooLong, m.parts, m.left, most)
+	}
+	part = make([]byte, m.left)
+	m.left = 0
+	if _, err = io.ReadFull(m.c.in, part); err == nil && m.more {
+		return part, false, m.c.explain(noEOF(m.next()))
+	}
+	return part, true, m.c.explain(noEOF(err))
 }
 
 // Read reads the rest of the message: all parts without a gap. It returns io.EOF at its end.

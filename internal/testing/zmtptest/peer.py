@@ -49,4 +49,4 @@ while True:
         except zmq.ZMQError:  # no peer yet
             pass
     if poller.poll(50) and receives:
-        print(b" ".join(socket.recv_multipart()).decode(), flush=True)
+        print(b" ".join(socket.recv_multipart()).decode(errors="backslashreplace"), flush=True)

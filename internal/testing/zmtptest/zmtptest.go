@@ -71,6 +71,7 @@ func HostilePeers(l zmtp.Limits) []Hostile {
 		{"a length that overruns", false, Claim(0, 1<<63-1), "message too long"},
 		{"a length that wraps", false, Claim(0, 1<<64-1), "message too long"},
 		{"many parts", false, parts, "of several parts"},
+		{"a long command", false, Claim(FlagCommand, 1<<40), "message too long"},
 		{"unknown flags", false, []byte{0xf0, 1, 'x'}, "flags"},
 	}
 }

@@ -1,0 +1,133 @@
+package zmtp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/rs/zerolog"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
+)
+
+// maxConnections is the max number of peers of an endpoint. More wait until one of them goes.
+const maxConnections = 64
+
+// socketMode is the mode of an ipc address: the user and the group of the process may connect.
+const socketMode = 0o660
+
+// maxSocketPath is the max length of a Unix socket's path (sun_path of sys/un.h, without the zero).
+const maxSocketPath = 107
+
+// ParseAddress returns the network and the place of an address of ZeroMQ that only this machine
+// reaches. ZMTP's NULL mechanism does not ask peers who they are.
+func ParseAddress(address string) (network, place string, err error) {
+	if path, ok := strings.CutPrefix(address, "ipc://"); ok && filepath.IsAbs(path) && len(path) <= maxSocketPath {
+		return "unix", path, nil
+	}
+	host, ok := strings.CutPrefix(address, "tcp://")
+	if at, err := netip.ParseAddrPort(host); ok && err == nil && at.Addr().IsLoopback() {
+		return "tcp", host, nil
+	}
+	return "", "", fmt.Errorf("is %q, want ipc:///PATH of at most %d bytes, or tcp://127.0.0.1:PORT; other machines need a tunnel, like ssh -L", address, maxSocketPath)
+}
+
+// Listen listens on an address. It removes the socket file of a process that was killed.
+func Listen(address string) (net.Listener, error) {
+	network, place, err := ParseAddress(address)
+	if err != nil {
+		return nil, fmt.Errorf("listen for ZeroMQ: address %w", err)
+	}
+	l, err := net.Listen(network, place)
+	if network == "unix" && errors.Is(err, unix.EADDRINUSE) && stale(place) {
+		os.Remove(place)
+		l, err = net.Listen(network, place)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen for ZeroMQ: %w", err)
+	}
+	if network == "unix" {
+		if err := os.Chmod(place, socketMode); err != nil {
+			return nil, errors.Join(fmt.Errorf("restrict socket: %w", err), l.Close())
+		}
+	}
+	return l, nil
+}
+
+// stale reports whether a path is that of a socket on which no process listens.
+func stale(path string) bool {
+	if info, err := os.Lstat(path); err != nil || info.Mode()&os.ModeSocket == 0 {
+		return false
+	}
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		c.Close()
+	}
+	return errors.Is(err, unix.ECONNREFUSED)
+}
+
+// Serve accepts peers until l is closed, as a socket of the type own. handle has one goroutine per
+// peer, and returns why the connection ends. When ctx ends, Serve closes l and all connections. It
+// returns when all have ended.
+func Serve(ctx context.Context, l net.Listener, own zmq4.SocketType, limits Limits, log zerolog.Logger, handle func(*Conn) error) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	limited := netutil.LimitListener(l, maxConnections)
+	defer context.AfterFunc(ctx, func() { limited.Close() })()
+	end := ending{ctx: ctx, log: log}
+	for {
+		c, err := limited.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			end.note(fmt.Errorf("accept peer: %w", err))
+			select { // most likely out of descriptors; the next attempt may succeed
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		all.Go(func() {
+			defer c.Close()
+			defer context.AfterFunc(ctx, func() { c.Close() })()
+			z, err := Open(c, own, true, limits)
+			if err == nil {
+				err = handle(z)
+			}
+			end.note(err)
+		})
+	}
+}
+
+// ending logs why connections end. It logs the same reason once, as peers connect again.
+type ending struct {
+	ctx context.Context
+	log zerolog.Logger
+
+	mu   sync.Mutex
+	last string
+}
+
+func (e *ending) note(err error) {
+	if err == nil || e.ctx.Err() != nil || errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		return
+	}
+	e.mu.Lock()
+	again := err.Error() == e.last
+	e.last = err.Error()
+	e.mu.Unlock()
+	if !again {
+		e.log.Warn().Err(err).Msg("peer of ZeroMQ disconnected")
+	}
+}
