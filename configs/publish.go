@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/control/zmtp"
 	"github.com/penstock/penstock/models/document"
 )
 
@@ -15,9 +16,11 @@ import (
 type Publish struct {
 	// Name in the log and in the gateway's answers.
 	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"lower case letters, digits, '-' and '_', at most 64" example:"home"`
-	// mqtt: an MQTT 5 broker; webhook: HTTP requests with JSON; jsonl: a file with one JSON object per line.
-	Kind PublishKind `yaml:"kind" required:"true" oneof:"mqtt|webhook|jsonl" example:"mqtt"`
-	// For mqtt the broker, mqtt://USER:PASSWORD@HOST or mqtts://..., for webhook the http or https address.
+	// mqtt: an MQTT 5 broker; webhook: HTTP requests with JSON; jsonl: a file with one JSON object per line; zeromq: a PUB
+	// socket of ZeroMQ.
+	Kind PublishKind `yaml:"kind" required:"true" oneof:"mqtt|webhook|jsonl|zeromq" example:"mqtt"`
+	// For mqtt the broker, mqtt://USER:PASSWORD@HOST or mqtts://..., for webhook the http or https address. For zeromq
+	// where subscribers connect: ipc:///PATH, or tcp://127.0.0.1:PORT.
 	Address string `yaml:"address,omitempty" want:"an address like mqtt://broker.local or https://host/path" example:"mqtt://broker.local"`
 	// For webhook: a file with a token, relative to the configuration. Requests have it as "Authorization: Bearer TOKEN".
 	TokenFile string `yaml:"token_file,omitempty" want:"a file" example:"/etc/penstock/alarm.token"`
@@ -34,7 +37,7 @@ type Publish struct {
 	// Per stream and function at most one answer in this time, and in addition each answer that finds
 	// something else than the one before. 0s: all answers. HTTP inference is always published.
 	Every time.Duration `yaml:"every" default:"1s" min:"0s" max:"24h"`
-	// For mqtt and webhook: how long the receiver may take for one answer.
+	// For mqtt, webhook and zeromq: how long the receiver may take for one answer.
 	Timeout time.Duration `yaml:"timeout" default:"5s" min:"100ms" max:"1m"`
 }
 
@@ -46,6 +49,7 @@ const (
 	PublishMQTT    PublishKind = "mqtt"
 	PublishWebhook PublishKind = "webhook"
 	PublishJSONL   PublishKind = "jsonl"
+	PublishZeroMQ  PublishKind = "zeromq"
 )
 
 // FromHTTP names HTTP inference among the streams of Publish.From.
@@ -58,14 +62,14 @@ var publishKeys = []struct {
 	required bool
 	example  map[PublishKind]string
 }{
-	{"address", []PublishKind{PublishMQTT, PublishWebhook}, true, map[PublishKind]string{
-		PublishMQTT: "mqtt://broker.local", PublishWebhook: "https://host/path",
+	{"address", []PublishKind{PublishMQTT, PublishWebhook, PublishZeroMQ}, true, map[PublishKind]string{
+		PublishMQTT: "mqtt://broker.local", PublishWebhook: "https://host/path", PublishZeroMQ: "tcp://127.0.0.1:5556",
 	}},
 	{"token_file", []PublishKind{PublishWebhook}, false, nil},
 	{"topic", []PublishKind{PublishMQTT}, true, map[PublishKind]string{PublishMQTT: "penstock"}},
 	{"file", []PublishKind{PublishJSONL}, true, map[PublishKind]string{PublishJSONL: "answers.jsonl"}},
 	{"discovery", []PublishKind{PublishMQTT}, false, nil},
-	{"timeout", []PublishKind{PublishMQTT, PublishWebhook}, false, nil},
+	{"timeout", []PublishKind{PublishMQTT, PublishWebhook, PublishZeroMQ}, false, nil},
 }
 
 // publishSchemes are the schemes of a kind's address.
@@ -116,6 +120,11 @@ func (p *Publish) checkKind(at document.Value) {
 			at.Find(k.key).Reject("is missing, and kind is %s; want a value like %s", p.Kind, k.example[p.Kind])
 		case !own && at.Has(k.key):
 			at.Find(k.key).Reject("is for %s, and kind is %s; delete the key", document.OrList(k.kinds), p.Kind)
+		}
+	}
+	if p.Kind == PublishZeroMQ && p.Address != "" {
+		if _, _, err := zmtp.ParseAddress(p.Address); err != nil {
+			at.Find("address").Reject("%v", err)
 		}
 	}
 	if schemes := publishSchemes[p.Kind]; p.Address != "" && schemes != nil {

@@ -37,15 +37,18 @@ func TestPublish(t *testing.T) {
 func TestPublishErrors(t *testing.T) {
 	const mqtt, webhook = "name: a, kind: mqtt, topic: t, address: ", "name: a, kind: webhook, address: "
 	for receiver, want := range map[string]string{
-		"name: a, kind: kafka": `1:27: publish[0].kind: is "kafka", want mqtt, webhook or jsonl`,
-		"name: a":              "publish[0].kind: is missing, want mqtt, webhook or jsonl",
+		"name: a, kind: kafka": `1:27: publish[0].kind: is "kafka", want mqtt, webhook, jsonl or zeromq`,
+		"name: a":              "publish[0].kind: is missing, want mqtt, webhook, jsonl or zeromq",
 		"kind: jsonl, file: a": "publish[0].name: is missing",
 		"name: a, kind: mqtt, address: 'mqtt://me:secret@b'":             "publish[0].topic: is missing, and kind is mqtt; want a value like penstock",
 		"name: a, kind: mqtt, topic: t":                                  "publish[0].address: is missing, and kind is mqtt; want a value like mqtt://broker.local",
 		"name: a, kind: webhook":                                         "publish[0].address: is missing, and kind is webhook; want a value like https://host/path",
+		"name: a, kind: zeromq":                                          "publish[0].address: is missing, and kind is zeromq; want a value like tcp://127.0.0.1:5556",
+		"name: a, kind: zeromq, address: 'tcp://192.0.2.7:5556'":         `publish[0].address: is "tcp://192.0.2.7:5556", want ipc:///PATH`,
+		"name: a, kind: zeromq, address: 'ipc://answers'":                `publish[0].address: is "ipc://answers", want ipc:///PATH`,
 		"name: a, kind: jsonl":                                           "publish[0].file: is missing, and kind is jsonl; want a value like answers.jsonl",
 		"name: a, kind: jsonl, file: f, topic: t":                        "publish[0].topic: is for mqtt, and kind is jsonl; delete the key",
-		"name: a, kind: jsonl, file: f, timeout: 1s":                     "publish[0].timeout: is for mqtt or webhook, and kind is jsonl",
+		"name: a, kind: jsonl, file: f, timeout: 1s":                     "publish[0].timeout: is for mqtt, webhook or zeromq, and kind is jsonl",
 		webhook + "'https://me:secret@h/', discovery: off":               "publish[0].discovery: is for mqtt, and kind is webhook",
 		webhook + "'https://h/secret', file: f":                          "publish[0].file: is for jsonl, and kind is webhook",
 		webhook + "'https://me:secret@h/', token_file: t":                "publish[0].token_file: is set, and the address has a user",

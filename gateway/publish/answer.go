@@ -18,11 +18,13 @@ type Answer struct {
 	stream.Line
 	// Kind says what the model finds.
 	Kind wire.Kind `json:"-"`
+
+	payload []byte // as on the wire (docs/wire.md)
 }
 
 // FromStream is the answer to a frame.
 func FromStream(r *stream.Result) *Answer {
-	return &Answer{Time: time.Now(), Line: r.Line(), Kind: r.Answer.Kind}
+	return &Answer{Time: time.Now(), Line: r.Line(), Kind: r.Answer.Kind, payload: r.Answer.Payload}
 }
 
 // FromHTTP is the answer to a picture of HTTP inference. err is that of functions.Function. It returns

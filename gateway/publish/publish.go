@@ -39,6 +39,9 @@ func NewSet(specs []configs.Publish, version string, log zerolog.Logger) *Set {
 				r.place = "standard output"
 			}
 			r.sink = &lines{path: spec.File}
+		case configs.PublishZeroMQ:
+			r.place = spec.Address
+			r.sink = &zeromq{spec: spec, dropped: r.queue.dropped, log: r.log}
 		default:
 			u, err := url.Parse(spec.Address)
 			if err != nil {
@@ -84,8 +87,8 @@ func secrets(u *url.URL, kind configs.PublishKind) (list []string) {
 	return list
 }
 
-// Publish offers an answer to each receiver. It never waits, and keeps nothing of the answer. A nil
-// answer is ignored.
+// Publish offers an answer to each receiver. It never waits, and keeps nothing of the answer but the
+// payload, which does not change. A nil answer is ignored.
 func (s *Set) Publish(a *Answer) {
 	if a == nil {
 		return
@@ -103,7 +106,11 @@ func (s *Set) Publish(a *Answer) {
 				continue
 			}
 		}
-		r.queue.put(message{lane: lane{a.Stream, a.Function}, kind: a.Kind, at: a.Time, text: text})
+		m := message{lane: lane{a.Stream, a.Function}, kind: a.Kind, at: a.Time, text: text}
+		if r.spec.Kind == configs.PublishZeroMQ {
+			m.payload = a.payload
+		}
+		r.queue.put(m)
 	}
 }
 

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/wire"
@@ -20,7 +21,11 @@ type message struct {
 	kind wire.Kind
 	at   time.Time
 	text []byte // JSON without a newline; shared and read-only
+	// payload is the answer as on the wire (docs/wire.md), for ZeroMQ; shared and read-only.
+	payload []byte
 }
+
+func (m *message) bytes() int { return len(m.text) + len(m.payload) }
 
 // queue keeps the newest messages for a receiver. If there are too many, it drops the oldest. Any
 // goroutine may use it.
@@ -30,16 +35,17 @@ type queue struct {
 	mu       sync.Mutex // guards below
 	messages []message  // the oldest first
 	bytes    int
-	dropped  uint64
+
+	dropped *atomic.Uint64 // may be shared with other queues
 }
 
-func newQueue() *queue { return &queue{more: make(chan struct{}, 1)} }
+func newQueue() *queue { return &queue{more: make(chan struct{}, 1), dropped: new(atomic.Uint64)} }
 
 // put adds a message. It never waits.
 func (q *queue) put(m message) {
 	q.mu.Lock()
 	q.messages = append(q.messages, m)
-	q.bytes += len(m.text)
+	q.bytes += m.bytes()
 	for len(q.messages) > maxWaiting || q.bytes > maxWaitingBytes {
 		q.dropOldestLocked()
 	}
@@ -69,21 +75,21 @@ func (q *queue) take() (m message, ok bool) {
 func (q *queue) putBack(m message) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.messages) == maxWaiting || q.bytes+len(m.text) > maxWaitingBytes {
-		q.dropped++
+	if len(q.messages) == maxWaiting || q.bytes+m.bytes() > maxWaitingBytes {
+		q.dropped.Add(1)
 		return
 	}
 	q.messages = append([]message{m}, q.messages...)
-	q.bytes += len(m.text)
+	q.bytes += m.bytes()
 }
 
 func (q *queue) dropOldestLocked() {
 	q.removeOldestLocked()
-	q.dropped++
+	q.dropped.Add(1)
 }
 
 func (q *queue) removeOldestLocked() {
-	q.bytes -= len(q.messages[0].text)
+	q.bytes -= q.messages[0].bytes()
 	q.messages[0] = message{} // for the garbage collector
 	q.messages = q.messages[1:]
 }
@@ -92,5 +98,5 @@ func (q *queue) removeOldestLocked() {
 func (q *queue) counts() (waiting int, dropped uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.messages), q.dropped
+	return len(q.messages), q.dropped.Load()
 }
