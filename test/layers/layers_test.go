@@ -29,7 +29,7 @@ var layers = [][]string{
 	{"configs", "plan", "datapath"},
 	{"batching"},
 	{"client", "control", "shm", "models", "cuda"},
-	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/procstat", "internal/webserver", "internal/confidence", "internal/seccomp", "internal/streams"},
+	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/procstat", "internal/follow", "internal/webserver", "internal/confidence", "internal/seccomp", "internal/streams"},
 	{"internal/atomicfile", "internal/futex"},
 }
 
