@@ -139,11 +139,11 @@ func (s *Sandbox) SetWord(string) { s.Off = true }
 type Gateway struct {
 	// Off starts no gateway.
 	Off bool
-	// Address of the gateway. Addresses other than 127.0.0.1 and ::1 need a token in every request.
+	// Address of the gateway. Addresses other than 127.0.0.1 and ::1 need a key in every request.
 	Address netip.AddrPort `yaml:"address" default:"127.0.0.1:9651" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 127.0.0.1:9651"`
-	// File with the token, 16 characters or more. If left out, the gateway makes gateway.token in the
-	// runtime folder.
-	TokenFile string `yaml:"token_file" want:"a file" example:"/etc/penstock/token"`
+	// File with the keys of clients (docs/security.md), on each address. If left out, addresses other than
+	// 127.0.0.1 and ::1 need the key that the gateway writes to gateway.token in the runtime folder.
+	Keys string `yaml:"keys" want:"a file" example:"/etc/penstock/keys.yaml"`
 }
 
 // Words are the forms of the key that are no map.

@@ -42,8 +42,11 @@ func (s SHA256) String() string { return hex.EncodeToString(s[:]) }
 // Operation is a kind of requests to the gateway.
 type Operation string
 
-// The values of Operation. Each key may also read which of its functions there are, and what they take.
+// The values of Operation.
 const (
+	// OperationDescribe reads which functions there are, and what they take. Each key may do so for its own.
+	OperationDescribe Operation = ""
+
 	OperationInfer  Operation = "infer"
 	OperationLook   Operation = "look" // the page with its pictures, statistics and metrics
 	OperationChange Operation = "change"

@@ -65,7 +65,7 @@ func (c *Config) resolve(folder string) {
 	for i := range c.Models {
 		resolve(&c.Models[i], folder)
 	}
-	resolve(&c.Gateway.TokenFile, folder)
+	resolve(&c.Gateway.Keys, folder)
 	for i := range c.Streams {
 		if s := &c.Streams[i]; s.isFile() {
 			resolve(&s.Source, folder)

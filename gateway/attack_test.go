@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,8 +25,6 @@ func runGateway(t *testing.T, answer clienttest.Handler) (address, authorization
 	at, err := freeport.Find()
 	must.OK(t, err)
 	o := Options{Address: netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port()), Dir: fakeNode(t, answer), Log: zerolog.Nop()}
-	a, err := newAccess(o.Address, o.Dir, "")
-	must.OK(t, err)
 	ready, ended := make(chan netip.AddrPort, 1), make(chan error, 1)
 	ctx := t.Context()
 	go func() { ended <- Run(ctx, o, func(a netip.AddrPort) { ready <- a }) }()
@@ -34,7 +34,9 @@ func runGateway(t *testing.T, answer clienttest.Handler) (address, authorization
 		}
 	})
 	<-ready
-	return at.String(), "Bearer " + a.token
+	token, err := os.ReadFile(filepath.Join(o.Dir, TokenFile))
+	must.OK(t, err)
+	return at.String(), "Bearer " + strings.TrimSpace(string(token))
 }
 
 // Requests without a token and without their bodies do not stop other clients.

@@ -12,6 +12,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/models/picture"
 )
@@ -92,7 +93,7 @@ type frameAnswer struct {
 // photo. The client sends the next frame after the answer.
 func (s *server) camera(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("function")
-	f, err := s.functions.Function(name)
+	f, err := s.named(r.Context(), configs.OperationInfer, name, "")
 	if err == nil && !f.TakesPhotos() {
 		err = fmt.Errorf("%s: %w", name, functions.ErrNoPicture)
 	}
@@ -142,7 +143,7 @@ func (s *server) camera(w http.ResponseWriter, r *http.Request) {
 // answerFrame returns the JSON of the answer to a frame. The code is for the end of the connection if
 // there is an error.
 func (s *server) answerFrame(ctx context.Context, name string, frame []byte) (text []byte, code websocket.StatusCode, err error) {
-	f, err := s.functions.Function(name) // its model may have been replaced
+	f, err := s.named(ctx, configs.OperationInfer, name, "") // its model may have been replaced
 	if err != nil {
 		return nil, websocket.StatusGoingAway, err
 	}

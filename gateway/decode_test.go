@@ -15,10 +15,10 @@ func TestClientLeft(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
 	file := photo(t, 64, 64)
-	request := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v2/models/finder/infer", bytes.NewReader(file[:len(file)-20]))
+	request := httptest.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/v2/models/finder/infer", bytes.NewReader(file[:len(file)-20]))
 	request.Header.Set("Content-Type", "image/jpeg")
 	response := httptest.NewRecorder()
-	s.routes().ServeHTTP(response, request)
+	ownAccess(t).guard(s.routes()).ServeHTTP(response, request)
 	if text := response.Body.String(); !strings.Contains(text, context.Canceled.Error()) {
 		t.Errorf("%d %s, want %v", response.Code, text, context.Canceled)
 	}

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
@@ -28,12 +29,13 @@ import (
 // Options configure a gateway.
 type Options struct {
 	// Address is where it listens. Other addresses than those of this machine's loopback need a
-	// token in every request.
+	// key in every request.
 	Address netip.AddrPort
 	// Dir is the node's runtime folder.
 	Dir string
-	// TokenFile contains the token. If it is empty, the gateway makes one in the runtime folder.
-	TokenFile string
+	// Keys is a file of the keys that requests need. If it is empty, the gateway makes a key in the runtime
+	// folder, unless Address is one of this machine's loopback.
+	Keys string
 	// Streams are sources of video that are kept running.
 	Streams []stream.Spec
 	// Publish are receivers of the answers of streams and of HTTP inference.
@@ -77,18 +79,21 @@ type server struct {
 	memory     *memory
 	cameras    *cameras
 	rpc        *rpc
+	metrics    *prometheus.Registry
 }
 
 // Run follows the node and serves until ctx ends; then it answers what it has accepted. If the address is taken, it
 // tries again until it is free. ready, if not nil, is called with the address once it listens.
 func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
-	access, err := newAccess(o.Address, o.Dir, o.TokenFile)
+	access, err := newAccess(o.Address, o.Dir, o.Keys, o.Log)
 	if err != nil {
 		return err
 	}
 	s := newServer(o)
+	s.metrics.MustRegister(access.refused)
 	following, stop := context.WithCancel(context.Background())
 	var followed sync.WaitGroup
+	followed.Go(func() { access.follow(following) })
 	followed.Go(func() { s.functions.Run(following) })
 	followed.Go(func() { s.pictures.run(following) })
 	streaming, stopStreams := context.WithCancel(ctx)
@@ -145,6 +150,7 @@ func newServer(o Options) *server {
 	s := &server{
 		history: history.NewRecorder(), events: newEvents(), wall: newWall(),
 		demo: o.Demo, version: o.Version, memory: newMemory(), cameras: newCameras(),
+		metrics: prometheus.NewRegistry(),
 	}
 	s.rpc = newRPC(s)
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)

@@ -17,7 +17,6 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -120,7 +119,7 @@ func newTestServer(t *testing.T, answer clienttest.Handler) *server {
 func newGateway(t *testing.T, answer clienttest.Handler) *httptest.Server {
 	t.Helper()
 	s := newTestServer(t, answer)
-	web := httptest.NewServer((&access{loopback: true}).guard(s.routes()))
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	t.Cleanup(web.Close)
 	return web
 }
@@ -263,7 +262,7 @@ func TestSequences(t *testing.T) {
 	})
 	s := newServer(Options{Dir: dir, Version: "test", Log: zerolog.Nop()})
 	must.OK(t, s.functions.Refresh(t.Context()))
-	web := (&access{loopback: true}).guard(s.routes())
+	web := ownAccess(t).guard(s.routes())
 	infer := func(user, parameters string, pictures int) (int, string) {
 		body := fmt.Sprintf(`{"parameters":{%s},"inputs":[{"name":"x","shape":[%d,1,2,1],"datatype":"FP32","data":[%s]}]}`,
 			parameters, pictures, strings.TrimSuffix(strings.Repeat("1,2,", pictures), ","))
@@ -445,7 +444,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	others := &buffer{memory: s.memory}
 	must.OK(t, others.grow(t.Context(), maxBodies))
 	s.memory.reading[others] = true
-	web := httptest.NewServer(s.routes())
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	defer web.Close()
 	response, text := post(t, web.URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 4, 4))
 	if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
@@ -495,81 +494,10 @@ func TestRepositoryIndex(t *testing.T) {
 	}
 }
 
-func TestAccess(t *testing.T) {
-	ok := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-	file := filepath.Join(t.TempDir(), "token")
-	must.OK(t, os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600))
-	own, err := newAccess(netip.MustParseAddrPort("127.0.0.1:9651"), t.TempDir(), "")
-	must.OK(t, err)
-	other, err := newAccess(netip.MustParseAddrPort("192.0.2.1:9651"), t.TempDir(), file)
-	must.OK(t, err)
-	for _, c := range []struct {
-		name                string
-		a                   *access
-		host, origin, token string
-		want                int
-	}{
-		{"localhost", own, "localhost:9651", "", "", 200},
-		{"IPv6", own, "[::1]:9651", "", "", 200},
-		{"own page", own, "127.0.0.1:9651", "http://127.0.0.1:9651", "", 200},
-		{"foreign page", own, "127.0.0.1:9651", "http://evil.example", "", 403},
-		{"null origin", own, "127.0.0.1:9651", "null", "", 403},
-		{"foreign host", own, "evil.example", "", "", 403},
-		{"token", other, "camera.example", "", "Bearer 0123456789abcdef", 200},
-		{"no token", other, "camera.example", "", "", 401},
-		{"wrong token", other, "camera.example", "", "Bearer 0123456789abcdee", 401},
-		{"prefix of token", other, "camera.example", "", "Bearer 0123", 401},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := httptest.NewRequest(http.MethodGet, "/v2", nil)
-			r.Host = c.host
-			if c.origin != "" {
-				r.Header.Set("Origin", c.origin)
-			}
-			if c.token != "" {
-				r.Header.Set("Authorization", c.token)
-			}
-			w := httptest.NewRecorder()
-			c.a.guard(ok).ServeHTTP(w, r)
-			if w.Code != c.want {
-				t.Errorf("%d %s, want %d", w.Code, w.Body, c.want)
-			}
-		})
-	}
-}
-
-// A browser gives the token once in the address, and has it in a cookie from then on.
-func TestBrowserToken(t *testing.T) {
-	a := &access{token: "0123456789abcdef"}
-	page := a.guard(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("page")) }))
-	first := httptest.NewRecorder()
-	page.ServeHTTP(first, httptest.NewRequest(http.MethodGet, "http://camera.example//evil.example/?token=0123456789abcdef&level=1", nil))
-	if first.Code != http.StatusSeeOther || strings.Contains(first.Header().Get("Location"), "token") || strings.HasPrefix(first.Header().Get("Location"), "//") {
-		t.Fatalf("%d, Location %q", first.Code, first.Header().Get("Location"))
-	}
-	r := httptest.NewRequest(http.MethodGet, "http://camera.example/", nil)
-	for _, c := range first.Result().Cookies() {
-		if !c.HttpOnly || c.SameSite != http.SameSiteStrictMode {
-			t.Errorf("cookie %+v", c)
-		}
-		r.AddCookie(c)
-	}
-	second := httptest.NewRecorder()
-	page.ServeHTTP(second, r)
-	if second.Body.String() != "page" {
-		t.Errorf("%d %s", second.Code, second.Body)
-	}
-	wrong := httptest.NewRecorder()
-	page.ServeHTTP(wrong, httptest.NewRequest(http.MethodGet, "http://camera.example/?token=wrong", nil))
-	if wrong.Code != http.StatusUnauthorized || len(wrong.Result().Cookies()) > 0 {
-		t.Errorf("%d with a wrong token", wrong.Code)
-	}
-}
-
 // A reader gets each update, numbered, and one that does not read costs the others nothing.
 func TestEvents(t *testing.T) {
 	s := newTestServer(t, oneBox)
-	web := httptest.NewServer(s.routes())
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	defer web.Close()
 	stalled := s.events.subscribe()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -610,7 +538,7 @@ func TestEventReadersAreLimited(t *testing.T) {
 	for range maxReaders {
 		s.events.subscribe()
 	}
-	web := httptest.NewServer(s.routes())
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	defer web.Close()
 	request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+"/api/events", nil)
 	if response, text := do(t, request); response.StatusCode != 503 {
@@ -621,7 +549,7 @@ func TestEventReadersAreLimited(t *testing.T) {
 func TestPage(t *testing.T) {
 	s := newTestServer(t, oneBox)
 	must.OK(t, s.functions.Refresh(t.Context()))
-	web := httptest.NewServer(s.routes())
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	defer web.Close()
 	post(t, web.URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 8, 8))
 	for path, want := range map[string]string{
@@ -653,7 +581,7 @@ func TestPage(t *testing.T) {
 
 func TestCamera(t *testing.T) {
 	s := newTestServer(t, oneBox)
-	web := httptest.NewServer(s.routes())
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	defer web.Close()
 	url := strings.Replace(web.URL, "http", "ws", 1) + "/api/camera?function=finder"
 	for name, c := range map[string]struct {
@@ -704,25 +632,6 @@ func TestCamera(t *testing.T) {
 			t.Errorf("%+v, %v", a, err)
 		}
 	})
-}
-
-func TestToken(t *testing.T) {
-	dir := t.TempDir()
-	public := netip.MustParseAddrPort("0.0.0.0:9651")
-	first, err := newAccess(public, dir, "")
-	must.OK(t, err)
-	second, err := newAccess(public, dir, "")
-	if err != nil || first.token != second.token || len(first.token) < minToken {
-		t.Errorf("tokens %q and %q, %v", first.token, second.token, err)
-	}
-	if info, err := os.Stat(filepath.Join(dir, TokenFile)); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info, err)
-	}
-	short := filepath.Join(dir, "short")
-	must.OK(t, os.WriteFile(short, []byte("1234"), 0o600))
-	if _, err := newAccess(public, dir, short); err == nil || !strings.Contains(err.Error(), "want at least 16") {
-		t.Error(err)
-	}
 }
 
 // The gateway waits for an address that is taken, and answers once it is free.

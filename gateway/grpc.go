@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/openinference"
 	"github.com/penstock/penstock/gateway/openinference/inference"
@@ -77,6 +78,7 @@ func (f flusher) Flush() {
 var codesOf = map[int]codes.Code{
 	http.StatusBadRequest:            codes.InvalidArgument,
 	http.StatusUnsupportedMediaType:  codes.InvalidArgument,
+	http.StatusForbidden:             codes.PermissionDenied,
 	http.StatusNotFound:              codes.NotFound,
 	http.StatusRequestEntityTooLarge: codes.ResourceExhausted,
 	http.StatusBadGateway:            codes.Unavailable,
@@ -112,52 +114,52 @@ func (p *rpc) ServerLive(context.Context, *inference.ServerLiveRequest) (*infere
 	return &inference.ServerLiveResponse{Live: true}, nil
 }
 
-func (p *rpc) ServerReady(context.Context, *inference.ServerReadyRequest) (*inference.ServerReadyResponse, error) {
-	return &inference.ServerReadyResponse{Ready: p.server.allReady() == nil}, nil
+func (p *rpc) ServerReady(ctx context.Context, _ *inference.ServerReadyRequest) (*inference.ServerReadyResponse, error) {
+	return &inference.ServerReadyResponse{Ready: p.server.allReady(ctx) == nil}, nil
 }
 
 func (p *rpc) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
 	return fill(&inference.ServerMetadataResponse{}, p.server.describe())
 }
 
-func (p *rpc) ModelReady(_ context.Context, q *inference.ModelReadyRequest) (*inference.ModelReadyResponse, error) {
-	f, err := p.server.named(q.Name, q.Version)
+func (p *rpc) ModelReady(ctx context.Context, q *inference.ModelReadyRequest) (*inference.ModelReadyResponse, error) {
+	f, err := p.server.named(ctx, configs.OperationDescribe, q.Name, q.Version)
 	if err != nil {
 		return nil, err
 	}
 	return &inference.ModelReadyResponse{Ready: p.server.functions.Ready(f.Name) == nil}, nil
 }
 
-func (p *rpc) ModelMetadata(_ context.Context, q *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
-	f, err := p.server.named(q.Name, q.Version)
+func (p *rpc) ModelMetadata(ctx context.Context, q *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
+	f, err := p.server.named(ctx, configs.OperationDescribe, q.Name, q.Version)
 	if err != nil {
 		return nil, err
 	}
 	return fill(&inference.ModelMetadataResponse{}, openinference.Describe(f.Name, f.Card))
 }
 
-func (p *rpc) ModelConfig(_ context.Context, q *inference.ModelConfigRequest) (*inference.ModelConfigResponse, error) {
-	f, err := p.server.named(q.Name, q.Version)
+func (p *rpc) ModelConfig(ctx context.Context, q *inference.ModelConfigRequest) (*inference.ModelConfigResponse, error) {
+	f, err := p.server.named(ctx, configs.OperationDescribe, q.Name, q.Version)
 	if err != nil {
 		return nil, err
 	}
 	return fill(&inference.ModelConfigResponse{}, map[string]any{"config": openinference.Configure(f.Name, f.Card)})
 }
 
-func (p *rpc) ModelStatistics(_ context.Context, q *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
-	list, err := p.server.count(q.Name, q.Version)
+func (p *rpc) ModelStatistics(ctx context.Context, q *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
+	list, err := p.server.count(ctx, q.Name, q.Version)
 	if err != nil {
 		return nil, err
 	}
 	return fill(&inference.ModelStatisticsResponse{}, list)
 }
 
-func (p *rpc) RepositoryIndex(_ context.Context, q *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
-	return fill(&inference.RepositoryIndexResponse{}, map[string]any{"models": p.server.index(q.Ready)})
+func (p *rpc) RepositoryIndex(ctx context.Context, q *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
+	return fill(&inference.RepositoryIndexResponse{}, map[string]any{"models": p.server.index(ctx, q.Ready)})
 }
 
 func (p *rpc) ModelInfer(ctx context.Context, m *inference.ModelInferRequest) (*inference.ModelInferResponse, error) {
-	f, err := p.server.named(m.ModelName, m.ModelVersion)
+	f, err := p.server.named(ctx, configs.OperationInfer, m.ModelName, m.ModelVersion)
 	if err != nil {
 		return nil, err
 	}

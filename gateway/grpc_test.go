@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -61,10 +62,10 @@ func pictureMessage(images int) *inference.ModelInferRequest {
 
 // TestGRPC compares the answers of gRPC with the JSON of HTTP.
 func TestGRPC(t *testing.T) {
-	c, s := dial(t, oneBox, &access{loopback: true})
+	c, s := dial(t, oneBox, ownAccess(t))
 	path := func(method, path, body string) string {
 		w := httptest.NewRecorder()
-		s.routes().ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+		ownAccess(t).guard(s.routes()).ServeHTTP(w, httptest.NewRequest(method, "http://localhost"+path, strings.NewReader(body)))
 		return strings.TrimSpace(w.Body.String())
 	}
 	for _, c := range []struct {
@@ -118,7 +119,7 @@ func TestGRPC(t *testing.T) {
 
 // TestGRPCInfer infers by raw contents, by typed contents and by a stream.
 func TestGRPCInfer(t *testing.T) {
-	c, _ := dial(t, oneBox, &access{loopback: true})
+	c, _ := dial(t, oneBox, ownAccess(t))
 	check := func(answer *inference.ModelInferResponse, images int64) {
 		t.Helper()
 		if answer.GetModelVersion() != "3" || answer.Id != "7" || len(answer.Outputs) != 4 || answer.Parameters["infer_us"].GetInt64Param() != 5000 {
@@ -195,7 +196,7 @@ func TestGRPCErrors(t *testing.T) {
 		{"busy", status(wire.StatusBusy), message(func(*inference.ModelInferRequest) {}), codes.Unavailable, "busy"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client, _ := dial(t, c.answer, &access{loopback: true})
+			client, _ := dial(t, c.answer, ownAccess(t))
 			_, err := client.ModelInfer(t.Context(), c.q)
 			if rpcstatus.Code(err) != c.code || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %v: %s", err, c.code, c.err)
@@ -204,13 +205,40 @@ func TestGRPCErrors(t *testing.T) {
 	}
 }
 
-// TestGRPCAccess sends calls without and with a token.
+// TestGRPCAccess sends calls with keys and without.
 func TestGRPCAccess(t *testing.T) {
-	c, _ := dial(t, oneBox, &access{token: "0123456789abcdef"})
-	for token, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer x": codes.Unauthenticated, "Bearer 0123456789abcdef": codes.OK} {
-		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", token)
-		if _, err := c.ServerLive(ctx, &inference.ServerLiveRequest{}); rpcstatus.Code(err) != want {
-			t.Errorf("token %q: %v, want %v", token, err, want)
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	writeKeys(t, file, keyLine("finder", "finder", "infer"), keyLine("other", "raw", "infer, look"))
+	c, _ := dial(t, oneBox, publicAccess(t, file, zerolog.Nop()))
+	live := func(ctx context.Context) error {
+		_, err := c.ServerLive(ctx, &inference.ServerLiveRequest{})
+		return err
+	}
+	infer := func(ctx context.Context) error {
+		_, err := c.ModelInfer(ctx, pictureMessage(1))
+		return err
+	}
+	count := func(ctx context.Context) error {
+		_, err := c.ModelStatistics(ctx, &inference.ModelStatisticsRequest{})
+		return err
+	}
+	for _, call := range []struct {
+		name, token string
+		call        func(context.Context) error
+		code        codes.Code
+		err         string
+	}{
+		{"no key", "", live, codes.Unauthenticated, ""},
+		{"wrong key", "Bearer x", infer, codes.Unauthenticated, ""},
+		{"live", "Bearer other", live, codes.OK, ""},
+		{"infer", "Bearer finder", infer, codes.OK, ""},
+		{"other function", "Bearer other", infer, codes.PermissionDenied, `key other is not for the function "finder"`},
+		{"statistics", "Bearer other", count, codes.OK, ""},
+		{"other operation", "Bearer finder", count, codes.PermissionDenied, "key finder does not allow the operation look"},
+	} {
+		err := call.call(metadata.AppendToOutgoingContext(t.Context(), "authorization", call.token))
+		if rpcstatus.Code(err) != call.code || err != nil && !strings.Contains(err.Error(), call.err) {
+			t.Errorf("%s: %v, want %v %s", call.name, err, call.code, call.err)
 		}
 	}
 }

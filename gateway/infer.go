@@ -9,12 +9,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/openinference"
 	"github.com/penstock/penstock/gateway/openinference/inference"
@@ -124,14 +126,14 @@ func (s *server) describe() map[string]any {
 	return map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data", "model_configuration", "statistics"}}
 }
 
-// ready answers 200 when every function has a process that serves.
-func (s *server) ready(http.ResponseWriter, *http.Request) error { return s.allReady() }
+// ready answers 200 when every function of the key has a process that serves.
+func (s *server) ready(_ http.ResponseWriter, r *http.Request) error { return s.allReady(r.Context()) }
 
-func (s *server) allReady() error {
+func (s *server) allReady(ctx context.Context) error {
 	if err := s.functions.Alive(); err != nil {
 		return badRequest(err)
 	}
-	for _, f := range s.functions.All() {
+	for _, f := range s.all(ctx) {
 		if err := s.functions.Ready(f.Name); err != nil {
 			return badRequest(err)
 		}
@@ -147,9 +149,9 @@ type listedModel struct {
 	Reason  string `json:"reason,omitempty"`
 }
 
-// models lists all functions.
-func (s *server) models(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, map[string]any{"models": s.index(false)})
+// models lists the functions of the key.
+func (s *server) models(w http.ResponseWriter, r *http.Request) {
+	writeJSON(w, map[string]any{"models": s.index(r.Context(), false)})
 }
 
 // repositoryIndex lists functions in Triton's form.
@@ -167,13 +169,13 @@ func (s *server) repositoryIndex(w http.ResponseWriter, r *http.Request) error {
 			return badRequest(fmt.Errorf("read JSON of request: %w", err))
 		}
 	}
-	return writeJSON(w, s.index(only.Ready))
+	return writeJSON(w, s.index(r.Context(), only.Ready))
 }
 
-// index lists all functions, or those that are ready.
-func (s *server) index(ready bool) []listedModel {
+// index lists the functions of the key, or those of them that are ready.
+func (s *server) index(ctx context.Context, ready bool) []listedModel {
 	list := []listedModel{}
-	for _, f := range s.functions.All() {
+	for _, f := range s.all(ctx) {
 		m := listedModel{Name: f.Name, Version: fmt.Sprint(f.Card.Version), State: "READY"}
 		if err := s.functions.Ready(f.Name); err != nil {
 			m.State, m.Reason = "UNAVAILABLE", err.Error()
@@ -185,13 +187,23 @@ func (s *server) index(ready bool) []listedModel {
 	return list
 }
 
-// function returns the function of a request's path.
-func (s *server) function(r *http.Request) (*functions.Function, error) {
-	return s.named(r.PathValue("model"), r.PathValue("version"))
+// all returns the functions of a request's key.
+func (s *server) all(ctx context.Context) []*functions.Function {
+	k := keyOf(ctx)
+	return slices.DeleteFunc(s.functions.All(), func(f *functions.Function) bool { return k == nil || !k.Allows(f.Name) })
 }
 
-// named returns the function with a name, if it serves that version; "": any.
-func (s *server) named(name, v string) (*functions.Function, error) {
+// function returns the function of a request's path, for an operation.
+func (s *server) function(r *http.Request, operation configs.Operation) (*functions.Function, error) {
+	return s.named(r.Context(), operation, r.PathValue("model"), r.PathValue("version"))
+}
+
+// named returns the function with a name, if it serves that version; "": any. The error says so if the request's key
+// does not allow the operation with it.
+func (s *server) named(ctx context.Context, operation configs.Operation, name, v string) (*functions.Function, error) {
+	if err := permit(ctx, operation, name); err != nil {
+		return nil, err
+	}
 	f, err := s.functions.Function(name)
 	if err != nil {
 		return nil, err
@@ -203,7 +215,7 @@ func (s *server) named(name, v string) (*functions.Function, error) {
 }
 
 func (s *server) metadata(w http.ResponseWriter, r *http.Request) error {
-	f, err := s.function(r)
+	f, err := s.function(r, configs.OperationDescribe)
 	if err != nil {
 		return err
 	}
@@ -211,7 +223,7 @@ func (s *server) metadata(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *server) config(w http.ResponseWriter, r *http.Request) error {
-	f, err := s.function(r)
+	f, err := s.function(r, configs.OperationDescribe)
 	if err != nil {
 		return err
 	}
@@ -219,18 +231,21 @@ func (s *server) config(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *server) statistics(w http.ResponseWriter, r *http.Request) error {
-	list, err := s.count(r.PathValue("model"), r.PathValue("version"))
+	list, err := s.count(r.Context(), r.PathValue("model"), r.PathValue("version"))
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, list)
 }
 
-// count returns the statistics of a function, or of all if name is empty.
-func (s *server) count(name, version string) (map[string]any, error) {
-	all := s.functions.All()
+// count returns the statistics of a function, or of all of the key if name is empty.
+func (s *server) count(ctx context.Context, name, version string) (map[string]any, error) {
+	if err := permit(ctx, configs.OperationLook, ""); err != nil {
+		return nil, err
+	}
+	all := s.all(ctx)
 	if name != "" {
-		f, err := s.named(name, version)
+		f, err := s.named(ctx, configs.OperationLook, name, version)
 		if err != nil {
 			return nil, err
 		}
@@ -245,11 +260,11 @@ func (s *server) count(name, version string) (map[string]any, error) {
 }
 
 func (s *server) modelReady(_ http.ResponseWriter, r *http.Request) error {
-	f, err := s.function(r)
-	if err == nil {
-		err = s.functions.Ready(f.Name)
+	f, err := s.function(r, configs.OperationDescribe)
+	if err != nil {
+		return err
 	}
-	if err == nil || errors.Is(err, functions.ErrUnknown) {
+	if err = s.functions.Ready(f.Name); err == nil || errors.Is(err, functions.ErrUnknown) {
 		return err
 	}
 	return badRequest(err)
@@ -257,7 +272,7 @@ func (s *server) modelReady(_ http.ResponseWriter, r *http.Request) error {
 
 // infer answers a message of the protocol, or a photo.
 func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
-	f, err := s.function(r)
+	f, err := s.function(r, configs.OperationInfer)
 	if err != nil {
 		return err
 	}
@@ -548,7 +563,7 @@ type prediction struct {
 }
 
 func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]prediction, error) {
-	f, err := s.detector(r.URL.Query().Get("function"))
+	f, err := s.detector(r.Context(), r.URL.Query().Get("function"))
 	if err != nil {
 		return nil, err
 	}
@@ -618,13 +633,13 @@ func (s *server) form(w http.ResponseWriter, r *http.Request) (image *buffer, mi
 }
 
 // detector returns the function of that name. Without a name it is the one with the most
-// classes among those that find boxes.
-func (s *server) detector(name string) (*functions.Function, error) {
+// classes among those of the key that find boxes.
+func (s *server) detector(ctx context.Context, name string) (*functions.Function, error) {
 	if name != "" {
-		return s.functions.Function(name)
+		return s.named(ctx, configs.OperationInfer, name, "")
 	}
 	var best *functions.Function
-	for _, f := range s.functions.All() {
+	for _, f := range s.all(ctx) {
 		finds := f.Card.FindsBoxes() && f.TakesPhotos()
 		if finds && (best == nil || len(f.Card.Labels) > len(best.Card.Labels)) {
 			best = f
@@ -633,5 +648,5 @@ func (s *server) detector(name string) (*functions.Function, error) {
 	if best == nil {
 		return nil, fmt.Errorf("%w that finds boxes", functions.ErrUnknown)
 	}
-	return best, nil
+	return best, permit(ctx, configs.OperationInfer, best.Name)
 }

@@ -102,7 +102,7 @@ func TestPageWithManyFunctions(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go s.functions.Run(ctx)
-	web := httptest.NewServer((&access{loopback: true}).guard(s.routes()))
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	defer web.CloseClientConnections()
 	defer cancel()
 

@@ -26,7 +26,7 @@ import (
 // Bodies that do not come take no memory from others.
 func TestPromisedBodies(t *testing.T) {
 	s := newTestServer(t, oneBox)
-	web := httptest.NewServer(s.routes())
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	defer web.Close()
 	for i := range 40 {
 		c, err := net.Dial("tcp", strings.TrimPrefix(web.URL, "http://"))
@@ -189,7 +189,7 @@ func TestShapeWithoutData(t *testing.T) {
 // A new camera takes the place of one that sends nothing, and of none that sends frames.
 func TestIdleCamera(t *testing.T) {
 	s := newTestServer(t, oneBox)
-	web := httptest.NewServer(s.routes())
+	web := httptest.NewServer(ownAccess(t).guard(s.routes()))
 	defer web.Close()
 	url := strings.Replace(web.URL, "http", "ws", 1) + "/api/camera?function=finder"
 	var conns []*websocket.Conn

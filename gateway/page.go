@@ -7,6 +7,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/gateway/history"
 	"github.com/penstock/penstock/gateway/page"
@@ -17,25 +20,28 @@ import (
 // contentPolicy lets the page load from the gateway alone.
 const contentPolicy = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
 
+// routePage adds what shows and changes the whole node.
 func (s *server) routePage(mux *http.ServeMux) {
+	look := func(pattern string, h http.Handler) { mux.Handle(pattern, allow(configs.OperationLook, h)) }
 	static := http.FileServerFS(page.Files)
-	mux.HandleFunc("GET /", func(w http.ResponseWriter, r *http.Request) {
+	look("GET /", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", contentPolicy)
 		w.Header().Set("Cache-Control", "no-cache")
 		static.ServeHTTP(w, r)
-	})
-	mux.HandleFunc("GET /api/state", s.state)
-	mux.HandleFunc("GET /api/events", s.events.serve)
-	mux.Handle("GET /api/history", handler(s.points))
-	mux.Handle("GET /api/outliers", handler(s.outliers))
-	mux.HandleFunc("GET /api/wall/{function}", s.wall.serve)
+	}))
+	look("GET /api/state", http.HandlerFunc(s.state))
+	look("GET /api/events", http.HandlerFunc(s.events.serve))
+	look("GET /api/history", handler(s.points))
+	look("GET /api/outliers", handler(s.outliers))
+	look("GET /api/wall/{function}", http.HandlerFunc(s.wall.serve))
 	mux.HandleFunc("GET /api/camera", s.camera)
-	mux.HandleFunc("GET /api/streams", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.streams.Status()) })
-	mux.HandleFunc("GET /api/publish", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.publishers.Status()) })
-	mux.Handle("GET /api/clip/", http.StripPrefix("/api/clip/", http.FileServerFS(zoo.PictureFS())))
+	look("GET /api/streams", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.streams.Status()) }))
+	look("GET /api/publish", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.publishers.Status()) }))
+	look("GET /api/clip/", http.StripPrefix("/api/clip/", http.FileServerFS(zoo.PictureFS())))
+	look("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
 	if s.demo != nil {
-		mux.Handle("POST /api/demo/crowd", handler(s.crowd))
-		mux.Handle("POST /api/demo/kill", handler(s.kill))
+		mux.Handle("POST /api/demo/crowd", allow(configs.OperationChange, handler(s.crowd)))
+		mux.Handle("POST /api/demo/kill", allow(configs.OperationChange, handler(s.kill)))
 	}
 }
 

@@ -60,7 +60,7 @@ func TestPictures(t *testing.T) {
 		t.Errorf("found %+v, want %+v", list[0].Found, want)
 	}
 	response := httptest.NewRecorder()
-	s.routes().ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/api/wall/finder", nil))
+	ownAccess(t).guard(s.routes()).ServeHTTP(response, httptest.NewRequest(http.MethodGet, "http://localhost/api/wall/finder", nil))
 	photo, err := jpeg.Decode(response.Body)
 	must.OK(t, err)
 	if r, g, _, _ := photo.At(2, 2).RGBA(); photo.Bounds().Dx() != 4 || r>>8 < 200 || g>>8 > 60 {
@@ -78,7 +78,7 @@ func TestPictures(t *testing.T) {
 		t.Errorf("the wall has %+v", list)
 	}
 	response = httptest.NewRecorder()
-	s.routes().ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/api/wall/finder", nil))
+	ownAccess(t).guard(s.routes()).ServeHTTP(response, httptest.NewRequest(http.MethodGet, "http://localhost/api/wall/finder", nil))
 	photo, err = jpeg.Decode(response.Body)
 	must.OK(t, err)
 	if r, g, _, _ := photo.At(2, 2).RGBA(); photo.Bounds().Dx() != 640 || photo.Bounds().Dy() != 360 || r>>8 < 200 || g>>8 > 60 {

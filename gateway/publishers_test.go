@@ -42,7 +42,7 @@ func publishingGateway(t *testing.T, answer clienttest.Handler) (web *httptest.S
 		cancel()
 		<-ended
 	})
-	web = httptest.NewServer((&access{loopback: true}).guard(s.routes()))
+	web = httptest.NewServer(ownAccess(t).guard(s.routes()))
 	t.Cleanup(web.Close)
 	return web, file
 }

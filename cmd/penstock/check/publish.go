@@ -5,12 +5,17 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/publish"
 )
 
-// publish checks what the configuration alone does not show. Receivers on other machines may be away
+// publish checks what the configuration alone does not show of the gateway and its receivers. Receivers on other machines may be away
 // for a while: they are not called.
 func (n *node) publish() {
+	if file := n.config.Gateway.Keys; file != "" {
+		_, err := configs.ReadKeys(file)
+		n.problems.Add(err, "gateway", "keys")
+	}
 	for i := range n.config.Publish {
 		p := &n.config.Publish[i]
 		for _, name := range p.Functions {
