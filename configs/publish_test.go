@@ -97,7 +97,7 @@ func TestPublishPage(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n != 2 {
-		t.Errorf("the page has %d configurations, want 2", n)
+	if n != 3 {
+		t.Errorf("the page has %d configurations, want 3", n)
 	}
 }

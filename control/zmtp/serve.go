@@ -30,7 +30,7 @@ const socketMode = 0o660
 const maxSocketPath = 107
 
 // ParseAddress returns the network and the place of an address of ZeroMQ that only this machine
-// reaches. ZMTP's NULL mechanism does not ask peers who they are.
+// reaches. Peers are not authenticated: ZMTP has only its NULL mechanism here.
 func ParseAddress(address string) (network, place string, err error) {
 	if path, ok := strings.CutPrefix(address, "ipc://"); ok && filepath.IsAbs(path) && len(path) <= maxSocketPath {
 		return "unix", path, nil

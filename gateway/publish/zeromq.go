@@ -79,7 +79,7 @@ func (z *zeromq) close() {
 
 func (m *message) topic() string { return m.stream + "/" + m.function }
 
-// send puts a message into the queues of those who want it.
+// send puts a message into the queue of each subscription that has its topic.
 func (z *zeromq) send(_ context.Context, m message) error {
 	topic := []byte(m.topic())
 	z.mu.Lock()
@@ -150,7 +150,7 @@ func (z *zeromq) read(s *subscription) error {
 	}
 }
 
-// write sends what is in the queue. What waited for too long is dropped there.
+// write sends the messages of the queue, which drops old ones.
 func (s *subscription) write(closing, ended <-chan struct{}) error {
 	for {
 		m, ok := s.queue.take()
