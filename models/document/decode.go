@@ -181,14 +181,25 @@ func (v Value) decodeStruct(to reflect.Value) {
 	for i, k := range keys {
 		names[i] = k.Name
 	}
-	m := v.keyed(names...)
-	for _, k := range keys {
-		at := m.optional(k.Name)
-		if k.Tag.Get("required") == "true" {
-			at = m.required(k.Name, k.wantList())
+	if !v.IsMap() {
+		what := "a map of " + strings.Join(names, ", ")
+		if _, isText := v.text(); isText {
+			what += ", with a colon and a space after each key"
 		}
-		if !at.Absent() {
+		v.want(what)
+		return
+	}
+	values, meant := v.keyed(names)
+	for _, k := range keys {
+		at, there := values[k.Name]
+		if !there {
+			at = Value{doc: v.doc, field: v.path(k.Name), line: v.line, column: v.column}
+		}
+		switch {
+		case !at.Absent():
 			at.decode(to.FieldByIndex(k.Index), k)
+		case k.Tag.Get("required") == "true" && !slices.Contains(meant, k.Name): // a misspelt key is already reported
+			at.Reject("is missing, want %s", k.wantList())
 		}
 	}
 }
@@ -289,24 +300,17 @@ func (v Value) checkUnique(list reflect.Value, i int) {
 }
 
 func (v Value) decodeMap(to reflect.Value, k Key) {
-	node, ok := v.node.(ast.MapNode)
-	if !ok {
+	if !v.IsMap() {
 		v.want("a map of names to values, each " + k.Want())
 		return
 	}
 	to.Set(reflect.MakeMap(to.Type()))
-	for i := node.MapRange(); i.Next(); {
-		name, ok := i.Key().(*ast.StringNode)
-		if !ok {
-			v.doc.value(i.Key(), v.field).Reject("key %s is not a plain word", shorten(i.Key().String()))
-			continue
-		}
-		value := v.doc.value(i.Value(), v.field+"."+name.Value)
-		text, isText := value.text()
+	for _, e := range v.entries() {
+		text, isText := e.value.text()
 		if !isText {
-			value.want(k.Want())
+			e.value.want(k.Want())
 		}
-		to.SetMapIndex(reflect.ValueOf(name.Value), reflect.ValueOf(text))
+		to.SetMapIndex(reflect.ValueOf(e.name), reflect.ValueOf(text))
 	}
 }
 

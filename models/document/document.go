@@ -242,60 +242,62 @@ func shorten(s string) string {
 	return s
 }
 
-// mapping is a map whose keys are known.
-type mapping struct {
-	at     Value
-	values map[string]Value
-	meant  []string // keys that misspelt keys probably stand for
+// entry is a key of a map with its value.
+type entry struct {
+	name       string
+	key, value Value
+}
+
+// entries returns those of a map in their order. It reports keys that are not plain words.
+func (v Value) entries() (list []entry) {
+	node, ok := v.node.(ast.MapNode)
+	if !ok {
+		return nil
+	}
+	for i := node.MapRange(); i.Next(); {
+		key := v.doc.value(i.Key(), v.field)
+		name, isString := i.Key().(*ast.StringNode)
+		if !isString {
+			key.Reject("key %s is not a plain word", shorten(i.Key().String()))
+			continue
+		}
+		list = append(list, entry{name.Value, key, v.doc.value(i.Value(), v.path(name.Value))})
+	}
+	return list
+}
+
+// path returns the field of a key.
+func (v Value) path(key string) string {
+	if v.field == "" {
+		return key
+	}
+	return v.field + "." + key
 }
 
 // keyed reads a map that may have these keys and no others. It reports a misspelt key
-// together with the probable right one.
-func (v Value) keyed(keys ...string) mapping {
-	m := mapping{at: v, values: make(map[string]Value)}
-	if v.Absent() {
-		return m
-	}
-	node, ok := v.node.(ast.MapNode)
-	if !ok {
-		what := "a map of " + strings.Join(keys, ", ")
-		if _, isText := v.text(); isText {
-			what += ", with a colon and a space after each key"
-		}
-		v.want(what)
-		return m
-	}
+// together with the probable right one. meant has those.
+func (v Value) keyed(keys []string) (values map[string]Value, meant []string) {
+	values = make(map[string]Value)
 	above := "" // the previous key, if it has no value
-	for i := node.MapRange(); i.Next(); {
-		name, isString := i.Key().(*ast.StringNode)
-		if !isString {
-			v.doc.value(i.Key(), v.field).Reject("key %s is not a plain word", shorten(i.Key().String()))
+	for _, e := range v.entries() {
+		if !slices.Contains(keys, e.name) {
+			e.key.Reject("unknown key %s%s", strconv.Quote(shorten(e.name)), unknownKey(e.name, above, keys))
+			meant = append(meant, nearest(e.name, keys))
 			continue
 		}
-		field := name.Value
-		if v.field != "" {
-			field = v.field + "." + name.Value
-		}
-		at := v.doc.value(i.Key(), v.field)
-		if !slices.Contains(keys, name.Value) {
-			at.Reject("unknown key %s%s", strconv.Quote(shorten(name.Value)), unknownKey(name.Value, above, keys))
-			m.meant = append(m.meant, nearest(name.Value, keys))
+		if _, twice := values[e.name]; twice {
+			e.key.Reject("key %q is listed twice", e.name)
 			continue
 		}
-		if _, twice := m.values[name.Value]; twice {
-			at.Reject("key %q is listed twice", name.Value)
-			continue
+		if above = ""; e.value.Absent() {
+			above = e.name
 		}
-		value := v.doc.value(i.Value(), field)
-		if above = ""; value.Absent() {
-			above = name.Value
+		if e.value.line == 0 || e.value.Absent() {
+			e.value.line, e.value.column = e.key.line, e.key.column
 		}
-		if value.line == 0 || value.Absent() {
-			value.line, value.column = at.line, at.column
-		}
-		m.values[name.Value] = value
+		values[e.name] = e.value
 	}
-	return m
+	return values, meant
 }
 
 // unknownKey returns a hint about an unknown key, as the end of a sentence. above is the
@@ -305,33 +307,6 @@ func unknownKey(key, above string, keys []string) string {
 		return fmt.Sprintf("; want it indented if it belongs to %q above it", above)
 	}
 	return Correct(key, keys)
-}
-
-// optional returns the key's value; it is absent if the key is.
-func (m mapping) optional(key string) Value {
-	if v, ok := m.values[key]; ok {
-		return v
-	}
-	v := m.at
-	v.node = nil
-	if v.field != "" {
-		v.field += "."
-	}
-	v.field += key
-	return v
-}
-
-// required is may for a required key. what describes a right value. need reports a missing
-// key, unless the map itself is absent or the key is misspelt, which is already
-// reported.
-func (m mapping) required(key, what string) Value {
-	v := m.optional(key)
-	if v.Absent() && !m.at.Absent() && !slices.Contains(m.meant, key) {
-		if _, isMap := m.at.node.(ast.MapNode); isMap {
-			v.Reject("is missing, want %s", what)
-		}
-	}
-	return v
 }
 
 // List returns all elements. It reports absent ones; what describes a right element.
@@ -419,13 +394,8 @@ func (v Value) Plain() any {
 		return nil
 	case ast.MapNode:
 		out := make(map[string]any)
-		for i := n.MapRange(); i.Next(); {
-			name, isString := i.Key().(*ast.StringNode)
-			if !isString {
-				v.doc.value(i.Key(), v.field).Reject("key %s is not a plain word", shorten(i.Key().String()))
-				continue
-			}
-			out[name.Value] = v.doc.value(i.Value(), v.field+"."+name.Value).Plain()
+		for _, e := range v.entries() {
+			out[e.name] = e.value.Plain()
 		}
 		return out
 	case *ast.SequenceNode:
@@ -514,10 +484,7 @@ func (v Value) Find(path ...any) Value {
 		next := Value{}
 		switch step := step.(type) {
 		case string:
-			if field != "" {
-				field += "."
-			}
-			field += step
+			field = Value{field: field}.path(step)
 			next = v.at(step, field)
 		case int:
 			field += fmt.Sprintf("[%d]", step)
