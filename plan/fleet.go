@@ -1,10 +1,11 @@
 package plan
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
+
+	"github.com/penstock/penstock/models/document"
 )
 
 // Unlimited is the count in a fleet file for GPUs of which there are as many as
@@ -14,36 +15,36 @@ const Unlimited = "unlimited"
 // ReadFleet reads a fleet from CSV. The header has the columns gpu (a table's
 // name) and count (a whole number above 0, or "unlimited"). There is one row per
 // model of GPU, in order of preference. file is the file's name for errors,
-// which are all *FileError.
+// which are all *document.Problem.
 func ReadFleet(r io.Reader, file string) ([]Stock, error) {
-	t, err := readTable(r, file, []string{"gpu", "count"}, 2)
+	t, err := document.OpenTable(file, r, []string{"gpu", "count"}, 2)
 	if err != nil {
 		return nil, err
 	}
 	var fleet []Stock
 	seen := map[string]int{}
-	for t.next() {
-		g, err := Lookup(t.text("gpu"))
+	for t.Next() {
+		g, err := Lookup(t.Text("gpu"))
 		if err != nil {
-			return nil, t.fail("gpu", "%w", err)
+			return nil, t.Fail("gpu", "%v", err)
 		}
 		if line := seen[g.Name]; line > 0 {
-			return nil, t.fail("gpu", "GPU %q is already on line %d: want one row per model", g.Name, line)
+			return nil, t.Fail("gpu", "GPU %q is already on line %d: want one row per model", g.Name, line)
 		}
-		seen[g.Name] = t.line
+		seen[g.Name] = t.Line()
 		count := -1
-		if text := t.text("count"); text != Unlimited {
+		if text := t.Text("count"); text != Unlimited {
 			if count, err = strconv.Atoi(text); err != nil || count < 1 {
-				return nil, t.fail("count", "count %q: want a whole number above 0, or %q", text, Unlimited)
+				return nil, t.Fail("count", "count %q: want a whole number above 0, or %q", text, Unlimited)
 			}
 		}
 		fleet = append(fleet, Stock{GPU: g, Count: count})
 	}
-	if t.err != nil {
-		return nil, t.err
+	if err := t.Err(); err != nil {
+		return nil, err
 	}
 	if len(fleet) == 0 {
-		return nil, &FileError{File: file, Err: errors.New("no GPUs: want a row for each model under the header")}
+		return nil, &document.Problem{File: file, Text: "no GPUs: want a row for each model under the header"}
 	}
 	return fleet, nil
 }

@@ -8,14 +8,15 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models/document"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/verify"
 )
 
-// checkFileError checks that an error of a reader has a file, line and column.
-func checkFileError(t *testing.T, err error) {
+// checkProblem checks that an error of a reader has a file, line and column.
+func checkProblem(t *testing.T, err error) {
 	t.Helper()
-	var at *plan.FileError
+	var at *document.Problem
 	if err != nil && (!errors.As(err, &at) || at.File != "file" || at.Line < 0 || at.Line > 0 && at.Column < 1) {
 		t.Errorf("%#v does not say where", err)
 	}
@@ -27,7 +28,7 @@ func FuzzReadServices(f *testing.F) {
 	f.Add("model,rate_rps,slo_ms\n\"a,1\n", "")
 	f.Fuzz(func(t *testing.T, text, scenario string) {
 		services, err := plan.ReadServices(strings.NewReader(text), "file", scenario)
-		checkFileError(t, err)
+		checkProblem(t, err)
 		p := plan.Problem{GPU: lookup(t, "a30"), Services: services}
 		if err == nil && p.Check() != nil {
 			t.Errorf("read without an error, and then: %v", p.Check())
@@ -39,7 +40,7 @@ func FuzzReadFleet(f *testing.F) {
 	f.Add("gpu,count\na30,2\nv100,unlimited\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		fleet, err := plan.ReadFleet(strings.NewReader(text), "file")
-		checkFileError(t, err)
+		checkProblem(t, err)
 		for _, s := range fleet {
 			if s.Count == 0 || len(s.GPU.Sizes) == 0 {
 				t.Errorf("stock %v", s)
@@ -53,7 +54,7 @@ func FuzzReadPlan(f *testing.F) {
 	f.Add(strings.Replace(small, `"gpus": 1`, `"gpus": -9223372036854775808, "idle_gpus": [0]`, 1))
 	f.Fuzz(func(t *testing.T, text string) {
 		pl, err := plan.Read(strings.NewReader(text), "file")
-		checkFileError(t, err)
+		checkProblem(t, err)
 		if err != nil {
 			return
 		}

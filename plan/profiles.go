@@ -21,7 +21,7 @@ const PublishedGPU = "a100-80"
 // PublishedGPU if it has no header. A subfolder with the name of a placement
 // table has profiles of that GPU, so that a model can have profiles for several
 // GPUs. A header that contradicts the subfolder is an error. Other subfolders
-// are ignored. Faults in a file are a *profile.SyntaxError with the position.
+// are ignored. Faults in a file are a *document.Problem with the position.
 func ReadProfiles(dir fs.FS) (map[string]map[string]Profile, error) {
 	all := profiles{}
 	if err := all.addFolder(dir, ".", PublishedGPU); err != nil {
@@ -47,19 +47,18 @@ func (all profiles) addFolder(dir fs.FS, folder, gpu string) error {
 		return err
 	}
 	for _, model := range sortedKeys(files) {
-		file := files[model]
-		p, err := fromFile(model, &file, gpu)
+		p, err := FromProfile(model, files[model], gpu)
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", files[model].File, err)
 		}
 		if folder != "." && p.GPU != gpu {
-			return file.HeaderError("gpu", "measured on %s: want it in a folder of that name", p.GPU)
+			return fmt.Errorf("%s: measured on %s: want it in a folder of that name", files[model].File, p.GPU)
 		}
 		if all[p.GPU] == nil {
 			all[p.GPU] = map[string]Profile{}
 		}
 		if _, twice := all[p.GPU][model]; twice {
-			return file.HeaderError("gpu", "there is a profile of %s for %s in the folder above already: want one", model, p.GPU)
+			return fmt.Errorf("%s: there is a profile of %s for %s in the folder above already: want one", files[model].File, model, p.GPU)
 		}
 		all[p.GPU][model] = p
 	}
@@ -77,13 +76,8 @@ func (all profiles) addFolder(dir fs.FS, folder, gpu string) error {
 // the GPU does not have as sizes are an error. A GPU without a table keeps its
 // name, and its shares stay unchanged: nothing can be planned on it.
 func FromProfile(model string, from profile.Profile, gpu string) (Profile, error) {
-	return fromFile(model, &profile.File{Profile: from}, gpu)
-}
-
-// fromFile is FromProfile, but its errors have the file's positions.
-func fromFile(model string, from *profile.File, gpu string) (Profile, error) {
 	if from.Header.Model != "" && from.Header.Model != model {
-		return Profile{}, from.HeaderError("model", "the header names model %q: want the file's name, %q", from.Header.Model, model)
+		return Profile{}, fmt.Errorf("the header names model %q: want the file's name, %q", from.Header.Model, model)
 	}
 	g, known := tableOf(from.Header, gpu)
 	to := Profile{Model: model, GPU: g.Name}
@@ -99,11 +93,11 @@ func fromFile(model string, from *profile.File, gpu string) (Profile, error) {
 		case !known:
 		case from.Header.Unit == profile.Percent:
 			if size = g.Steps(float64(pt.Share)); size == 0 {
-				return Profile{}, from.PointError(pt, "share %d %%: want 1 to 100", pt.Share)
+				return Profile{}, fmt.Errorf("share %d %%: want 1 to 100", pt.Share)
 			}
 		default:
 			if _, ok := g.Size(size); !ok {
-				return Profile{}, from.PointError(pt, "%d GPCs: %s can be cut into %s", size, g.Name, sizeList(g))
+				return Profile{}, fmt.Errorf("%d GPCs: %s can be cut into %s", size, g.Name, sizeList(g))
 			}
 		}
 		point := Point{GPCs: size, Batch: pt.Batch, Processes: pt.Processes,

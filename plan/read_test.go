@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models/document"
 	"github.com/penstock/penstock/plan"
 )
 
@@ -42,9 +43,9 @@ func TestReadProfiles(t *testing.T) {
 
 func TestReadServicesErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, scenario, want string }{
-		{"empty", "", "", `s.csv: empty: want a header with model,rate_rps,slo_ms`},
+		{"empty", "", "", `s.csv: is empty, want a header with model,rate_rps,slo_ms`},
 		{"no rows", "model,rate_rps,slo_ms\n", "", `s.csv: no services: want a row for each under the header`},
-		{"no column", "model,rate_rps\n", "", `s.csv:1:15: no column "slo_ms": want a header with model,rate_rps,slo_ms`},
+		{"no column", "model,rate_rps\n", "", `s.csv:1:7: no column "slo_ms" behind this one: want a header with model,rate_rps,slo_ms`},
 		{"unknown column", "model,rate,slo_ms\n", "", `s.csv:1:7: unknown column "rate": want one of model,rate_rps,slo_ms,service,scenario`},
 		{"column twice", "model,rate_rps,slo_ms,model\n", "", `s.csv:1:23: column "model" is listed twice`},
 		{"short row", "model,rate_rps,slo_ms\na,1\n", "", `s.csv:2:3: 2 fields: want 3, as the header has`},
@@ -70,7 +71,7 @@ func TestReadServicesErrors(t *testing.T) {
 		{"a wrong row of another scenario", "scenario,model,rate_rps,slo_ms\nS1,a,1,2\nS2,a,1,x\n", "S1", `s.csv:3:8: slo_ms "x": want a number of milliseconds above 0`},
 	} {
 		_, err := plan.ReadServices(strings.NewReader(c.text), "s.csv", c.scenario)
-		var at *plan.FileError
+		var at *document.Problem
 		if err == nil || err.Error() != c.want || !errors.As(err, &at) {
 			t.Errorf("%s: %v\nwant %s", c.name, err, c.want)
 		}
@@ -130,12 +131,12 @@ func TestWriteRead(t *testing.T) {
 
 func TestReadErrors(t *testing.T) {
 	for _, c := range []struct{ name, old, new, want string }{
-		{"empty", small, "", "old.json:1:1: empty: want a plan"},
+		{"empty", small, "", "old.json:1:1: is empty, want a plan"},
 		{"cut off", `"sms_per_gpu": {"a100-80": 98}` + "\n}", "", "old.json:7:2: ends in the middle of a plan"},
 		{"unknown field", `"delay_ms"`, `"delay"`, `unknown field "delay"`},
 		{"text for a number", `"gpcs": 2`, `"gpcs": "two"`, `old.json:2:86: gpcs: want a whole number, not string`},
 		{"no JSON", `"optimal": false`, `"optimal": maybe`, `old.json:3:68: invalid character 'm'`},
-		{"more", "98}\n}", "98}\n} {}", "old.json:8:1: more after the plan: want one plan and nothing else"},
+		{"more", "98}\n}", "98}\n} {}", "old.json:8:1: more after a plan: want nothing else"},
 		{"version", `"version": 1`, `"version": 2`, "old.json: version 2: want 1"},
 		{"objective", `"slo_ms": 10`, `"slo_ms": 0`, "old.json: services[0]: rate_rps 5, slo_ms 0: want numbers above 0"},
 	} {
@@ -144,7 +145,7 @@ func TestReadErrors(t *testing.T) {
 			t.Fatalf("%s: nothing replaced", c.name)
 		}
 		_, err := plan.Read(strings.NewReader(text), "old.json")
-		var at *plan.FileError
+		var at *document.Problem
 		if err == nil || !strings.Contains(err.Error(), c.want) || !errors.As(err, &at) {
 			t.Errorf("%s: %v\nwant %s", c.name, err, c.want)
 		}

@@ -155,11 +155,11 @@ func TestProfileErrors(t *testing.T) {
 		return "# {\n#   \"version\": 1, \"share\": \"gpcs\",\n#   " + fields + "\n# }\n"
 	}
 	for _, c := range []struct{ file, text, want string }{
-		{"m.csv", columns + "9,1,1,100,0.01\n", ":2:1: 9 GPCs: a100-80 can be cut into 1, 2, 3, 4 or 7 GPCs"},
-		{"m.csv", columns + "7,1,1,100,0.01\n1,1,1,10,0.1\n5,2,1,100,0.01\n", ":4:1: 5 GPCs: "},
-		{"m.csv", header(`"model": "n"`) + columns + "1,1,1,100,0.01\n", `:3:5: the header names model "n": want the file's name, "m"`},
-		{"a30/m.csv", columns + "7,1,1,100,0.01\n", ":2:1: 7 GPCs: a30 can be cut into 1, 2 or 4 GPCs"},
-		{"a30/m.csv", header(`"gpu": "h100-80"`) + columns + "1,1,1,100,0.01\n", ":3:5: measured on h100-80: want it in a folder of that name"},
+		{"m.csv", columns + "9,1,1,100,0.01\n", ": 9 GPCs: a100-80 can be cut into 1, 2, 3, 4 or 7 GPCs"},
+		{"m.csv", columns + "7,1,1,100,0.01\n1,1,1,10,0.1\n5,2,1,100,0.01\n", ": 5 GPCs: "},
+		{"m.csv", header(`"model": "n"`) + columns + "1,1,1,100,0.01\n", `: the header names model "n": want the file's name, "m"`},
+		{"a30/m.csv", columns + "7,1,1,100,0.01\n", ": 7 GPCs: a30 can be cut into 1, 2 or 4 GPCs"},
+		{"a30/m.csv", header(`"gpu": "h100-80"`) + columns + "1,1,1,100,0.01\n", ": measured on h100-80: want it in a folder of that name"},
 		{"a30/m.csv", columns + "one,1,1,100,0.01\n", `:2:1: "one" is no share in gpcs`},
 	} {
 		dir := t.TempDir()

@@ -77,21 +77,17 @@ func profilesIn(dir string) (map[string]profile.Profile, error) {
 	if dir == "" {
 		return nil, nil
 	}
-	return profile.ReadDir(os.DirFS(dir))
+	return profile.ReadFolder(os.DirFS(dir), ".")
 }
 
 // profileOf is the profile next to a card, else the one in elsewhere, else
 // none.
 func profileOf(card *models.Card, elsewhere map[string]profile.Profile) (profile.Profile, error) {
-	file, err := os.Open(filepath.Join(card.Dir, card.Name+".csv"))
+	measured, err := profile.ReadFile(filepath.Join(card.Dir, card.Name+".csv"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return elsewhere[card.Name], nil
 	}
-	if err != nil {
-		return profile.Profile{}, fmt.Errorf("read profile: %w", err)
-	}
-	defer file.Close()
-	return profile.Read(file, file.Name())
+	return measured, err
 }
 
 // batchesText has the batch sizes.

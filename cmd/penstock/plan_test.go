@@ -367,11 +367,11 @@ func TestPlanErrors(t *testing.T) {
 
 		{"no such file", on("nofile.csv"), "--services nofile.csv: no such file or directory"},
 		{"a folder for a file", on(published), "is a folder, want a file"},
-		{"an empty file", on(file(t, "s.csv", "")), "s.csv: empty: want a header with model,rate_rps,slo_ms"},
+		{"an empty file", on(file(t, "s.csv", "")), "s.csv: is empty, want a header with model,rate_rps,slo_ms"},
 		{"no rows", on(services(t, "")), "services.csv: no services: want a row"},
 		{"a quote that does not end", on(services(t, "bert,\"1,2\n")), "services.csv:2:11: "},
 		{"a wrong column", on(file(t, "s.csv", "model,rate,slo_ms\nbert,1,2\n")), `s.csv:1:7: unknown column "rate": want`},
-		{"a missing column", on(file(t, "s.csv", "model,rate_rps\nbert,1\n")), `s.csv:1:15: no column "slo_ms": want`},
+		{"a missing column", on(file(t, "s.csv", "model,rate_rps\nbert,1\n")), `s.csv:1:7: no column "slo_ms" behind this one: want`},
 		{"a short row", on(services(t, "bert,3\n")), "services.csv:2:6: 2 fields: want 3"},
 		{"a rate that is none", on(services(t, "bert,fast,6434\n")), `services.csv:2:6: rate_rps "fast": want a number`},
 		{"a rate below 0", on(services(t, "bert,-3,6434\n")), `services.csv:2:6: rate_rps "-3": want a number of requests per second above 0`},

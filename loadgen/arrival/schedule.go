@@ -2,14 +2,13 @@ package arrival
 
 import (
 	"bytes"
-	"encoding/csv"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/models/document"
 )
 
 // Change is one line of a schedule: from At on, Function has the rate
@@ -33,40 +32,18 @@ type Schedule []Change
 // Times are durations since the start of the measured run ("15s", "1m30s") and
 // never decrease. Rates are requests per second. Every error names the file and
 // the line.
-func ParseSchedule(name string, data []byte) (Schedule, error) {
-	// Spreadsheets put a byte order mark before UTF-8.
-	reader := csv.NewReader(bytes.NewReader(bytes.TrimPrefix(data, []byte("\ufeff"))))
-	reader.Comment = '#'
-	reader.TrimLeadingSpace = true
-	reader.FieldsPerRecord = 3
-	var schedule Schedule
-	for first := true; ; first = false {
-		record, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			return schedule, nil
-		}
-		if parse := (*csv.ParseError)(nil); errors.As(err, &parse) {
-			return nil, fmt.Errorf("%s:%d: %w; want time,function,rate", name, parse.Line, parse.Err)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", name, err)
-		}
-		line, _ := reader.FieldPos(0)
-		where := fmt.Sprintf("%s:%d", name, line)
-		for i := range record {
-			record[i] = strings.TrimSpace(record[i])
-		}
-		if first {
-			if strings.Join(record, ",") != "time,function,rate" {
-				return nil, fmt.Errorf("%s: want the heading time,function,rate", where)
-			}
-			continue
-		}
-		schedule, err = schedule.add(where, record[0], record[1], record[2])
-		if err != nil {
+func ParseSchedule(name string, data []byte) (schedule Schedule, err error) {
+	columns := []string{"time", "function", "rate"}
+	t, err := document.OpenTable(name, bytes.NewReader(data), columns, len(columns))
+	if err != nil {
+		return nil, err
+	}
+	for t.Next() {
+		if schedule, err = schedule.add(t, name); err != nil {
 			return nil, err
 		}
 	}
+	return schedule, t.Err()
 }
 
 // Rate returns a function's rate under the schedule if it starts at perSecond.
@@ -95,20 +72,21 @@ lines:
 	return nil
 }
 
-func (s Schedule) add(where, at, function, rate string) (Schedule, error) {
-	when, err := time.ParseDuration(at)
+func (s Schedule) add(t *document.Table, file string) (Schedule, error) {
+	function := t.Text("function")
+	when, err := time.ParseDuration(t.Text("time"))
 	if err != nil || when < 0 {
-		return nil, fmt.Errorf("%s: time %q: want a duration since the start, like 15s", where, at)
+		return nil, t.Fail("time", "time %q: want a duration since the start, like 15s", t.Text("time"))
 	}
-	perSecond, err := strconv.ParseFloat(rate, 64)
+	perSecond, err := strconv.ParseFloat(t.Text("rate"), 64)
 	if err != nil || !(perSecond >= 0) || math.IsInf(perSecond, 0) {
-		return nil, fmt.Errorf("%s: rate %q: want a number of requests per second", where, rate)
+		return nil, t.Fail("rate", "rate %q: want a number of requests per second", t.Text("rate"))
 	}
 	if function == "" {
-		return nil, fmt.Errorf("%s: the function is missing", where)
+		return nil, t.Fail("function", "the function is missing")
 	}
 	if len(s) > 0 && when < s[len(s)-1].At {
-		return nil, fmt.Errorf("%s: time %v is before that of the previous entry, %v", where, when, s[len(s)-1].At)
+		return nil, t.Fail("time", "time %v is before that of the previous entry, %v", when, s[len(s)-1].At)
 	}
-	return append(s, Change{At: when, Function: function, PerSecond: perSecond, Where: where}), nil
+	return append(s, Change{At: when, Function: function, PerSecond: perSecond, Where: fmt.Sprintf("%s:%d", file, t.Line())}), nil
 }

@@ -40,24 +40,19 @@ func TestByteOrderMark(t *testing.T) {
 	}
 }
 
-func TestParseScheduleEmpty(t *testing.T) {
-	if schedule, err := arrival.ParseSchedule("empty.csv", nil); err != nil || len(schedule) != 0 {
-		t.Errorf("%v, %v", schedule, err)
-	}
-}
-
 func TestParseScheduleErrors(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
-		{"a.csv", "when,function,rate\n", "a.csv:1: want the heading"},
-		{"a.csv", "time,function,rate\n5s,face\n", "a.csv:2: wrong number of fields; want time,function,rate"},
-		{"a.yaml", "- {time: 5s, function: face, rate: 1, more: 2}\n", "a.yaml:1: wrong number of fields; want time,function,rate"},
-		{"a.csv", "time,function,rate\n5s,face,10\n5,face,10\n", `a.csv:3: time "5": want a duration`},
-		{"a.csv", "time,function,rate\n-5s,face,10\n", `a.csv:2: time "-5s": want`},
-		{"a.csv", "time,function,rate\n\n# a note\n5s,face,fast\n", `a.csv:4: rate "fast": want a number`},
-		{"a.csv", "time,function,rate\n5s,face,-1\n", `a.csv:2: rate "-1": want`},
-		{"a.csv", "time,function,rate\n5s,face,NaN\n", `a.csv:2: rate "NaN": want`},
-		{"a.csv", "time,function,rate\n5s,,1\n", "a.csv:2: the function is missing"},
-		{"a.csv", "time,function,rate\n5s,face,1\n4s,face,1\n", "a.csv:3: time 4s is before that of the previous entry, 5s"},
+		{"a.csv", "", "a.csv: is empty, want a header with time,function,rate"},
+		{"a.csv", "when,function,rate\n", "a.csv:1:1: unknown column"},
+		{"a.csv", "time,function,rate\n5s,face\n", "a.csv:2:4: 2 fields: want 3"},
+		{"a.yaml", "- {time: 5s, function: face, rate: 1, more: 2}\n", "a.yaml:1:1: unknown column"},
+		{"a.csv", "time,function,rate\n5s,face,10\n5,face,10\n", `a.csv:3:1: time "5": want a duration`},
+		{"a.csv", "time,function,rate\n-5s,face,10\n", `a.csv:2:1: time "-5s": want`},
+		{"a.csv", "time,function,rate\n\n# a note\n5s,face,fast\n", `a.csv:4:9: rate "fast": want a number`},
+		{"a.csv", "time,function,rate\n5s,face,-1\n", `a.csv:2:9: rate "-1": want`},
+		{"a.csv", "time,function,rate\n5s,face,NaN\n", `a.csv:2:9: rate "NaN": want`},
+		{"a.csv", "time,function,rate\n5s,,1\n", "a.csv:2:4: the function is missing"},
+		{"a.csv", "time,function,rate\n5s,face,1\n4s,face,1\n", "a.csv:3:1: time 4s is before that of the previous entry, 5s"},
 	} {
 		_, err := arrival.ParseSchedule(test.name, []byte(test.text))
 		if err == nil || !strings.HasPrefix(err.Error(), test.want) {

@@ -146,9 +146,6 @@ type Point struct {
 	OOM bool
 }
 
-// key returns the point without its measurements.
-func (p Point) key() Point { return Point{Share: p.Share, Batch: p.Batch, Processes: p.Processes} }
-
 // Total returns the throughput of all processes together, in images per second.
 func (p Point) Total() float64 { return p.Throughput * float64(p.Processes) }
 
@@ -159,6 +156,8 @@ func (p Point) Compare(q Point) int {
 
 // Profile has the measurements of a model on one device.
 type Profile struct {
+	// File is the name of the file that it was read from.
+	File   string
 	Header Header
 	// Points are ascending (Point.Compare), without duplicates.
 	Points []Point

@@ -15,7 +15,7 @@ import (
 const parvagpu = "../../plan/testdata/parvagpu/prof_data"
 
 func TestReadParvaGPU(t *testing.T) {
-	profiles, err := ReadDir(os.DirFS(parvagpu))
+	profiles, err := ReadFolder(os.DirFS(parvagpu), ".")
 	must.OK(t, err)
 	p, ok := profiles["resnet50"]
 	if !ok || len(p.Points) != 225 || p.Header.Unit != GPCs {
@@ -33,6 +33,7 @@ func TestReadParvaGPU(t *testing.T) {
 
 func TestWriteRead(t *testing.T) {
 	p := Profile{
+		File: "face.csv",
 		Header: Header{Version: Version, Model: "face", GPU: "a100-80", Unit: GPCs, Total: 7,
 			Versions: map[string]string{"penstock": "1"}, Date: time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC), Complete: true},
 		Points: []Point{

@@ -9,20 +9,22 @@ import (
 	"testing/fstest"
 	"time"
 
-	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/models/document"
 )
 
 const heading = "Mig instance,Batch size,Workload Number,Throughput,Latency\n"
 
 func TestReadErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
-		{"nothing", "", "p.csv:1:1: has no columns, want Mig instance,Batch size,Workload Number,Throughput,Latency"},
-		{"only a header", "# {\"version\": 1, \"model\": \"m\", \"gpu\": \"g\", \"share\": \"gpcs\", \"complete\": true}\n", "p.csv:2:1: has no columns, want"},
-		{"another column", "Mig instance,Batch,Workload Number,Throughput,Latency\n", `p.csv:1:14: column 2 is "Batch", want "Batch size"`},
-		{"a column too many", heading[:len(heading)-1] + ",Memory,Power\n", `p.csv:1:67: column "Power", want no more after "Memory"`},
-		{"a column missing", "Mig instance,Batch size\n", "p.csv:1:1: has 2 columns, want Mig instance"},
-		{"a field missing", heading + "1,1,1,100\n", "p.csv:2:1: has 4 fields, want 5: Mig instance"},
+		{"nothing", "", "p.csv: is empty, want a header with Mig instance,Batch size,Workload Number,Throughput,Latency"},
+		{"only a header", "# {\"version\": 1, \"model\": \"m\", \"gpu\": \"g\", \"share\": \"gpcs\", \"complete\": true}\n", "p.csv: is empty, want"},
+		{"another column", "Mig instance,Batch,Workload Number,Throughput,Latency\n", `p.csv:1:14: unknown column "Batch": want one of Mig instance,Batch size`},
+		{"a column too many", heading[:len(heading)-1] + ",Memory,Power\n", `p.csv:1:67: unknown column "Power"`},
+		{"a column missing", "Mig instance,Batch size\n", "p.csv:1:14: no column \"Workload Number\" behind this one"},
+		{"a field missing", heading + "1,1,1,100\n", "p.csv:2:7: 4 fields: want 5, as the header has"},
 		{"a word", heading + "1,two,1,100,0.01\n", `p.csv:2:3: "two" is no number of images, want an integer from 1 to 65536`},
 		{"no share", heading + "0,1,1,100,0.01\n", `p.csv:2:1: "0" is no share in gpcs`},
 		{"half a process", heading + "1,1,1.5,100,0.01\n", `p.csv:2:5: "1.5" is no number of processes, want an integer from 1 to 1024`},
@@ -33,16 +35,16 @@ func TestReadErrors(t *testing.T) {
 		{"a point twice", heading + "1,1,1,100,0.01\n2,1,1,100,0.01\n1,1,1,90,0.01\n", "p.csv:4:1: share 1, batch 1, 1 processes is already in line 2"},
 		{"a quote", heading + "1,1,\"1,100,0.01\n", "p.csv:2:"},
 		{"broken JSON", "# {\"version\": 1,\n#  \"model\": }\n" + heading, "p.csv:2:"},
-		{"JSON without an end", "# {\"version\": 1,\n" + heading, "header: the JSON does not end"},
-		{"an unknown key", "# {\"version\": 1, \"modle\": \"m\"}\n" + heading, `header: unknown field "modle"`},
+		{"JSON without an end", "# {\"version\": 1,\n" + heading, "p.csv:2:1: ends in the middle of the header"},
+		{"an unknown key", "# {\"version\": 1, \"modle\": \"m\"}\n" + heading, `p.csv:1:30: unknown field "modle"`},
 		{"a number for a name", "# {\"version\": 1,\n# \"model\": 3}\n" + heading, "p.csv:2:"},
 		{"another version", "# {\"version\": 2, \"share\": \"gpcs\"}\n" + heading, "header: version is 2, want 1"},
 		{"another unit", "# {\"version\": 1, \"share\": \"slices\"}\n" + heading, `header: share is "slices", want "gpcs" or "percent"`},
-		{"text after the JSON", "# {\"version\": 1, \"share\": \"gpcs\"} and more\n" + heading, `header: "and more" after the JSON`},
+		{"text after the JSON", "# {\"version\": 1, \"share\": \"gpcs\"} and more\n" + heading, `p.csv:1:33: more after the header`},
 		{"a zero byte", "Mig\x00", "p.csv: has a zero byte"},
 	} {
 		_, err := Read(strings.NewReader(c.text), "p.csv")
-		var syntax *syntaxError
+		var syntax *document.Problem
 		if !errors.As(err, &syntax) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v\nwant %s", c.name, err, c.want)
 		}
@@ -58,17 +60,17 @@ func TestCommentsWithoutHeader(t *testing.T) {
 
 func TestReadFolder(t *testing.T) {
 	point := &fstest.MapFile{Data: []byte(heading + "1,1,1,100,0.01\n")}
-	profiles, err := ReadDir(fstest.MapFS{
+	profiles, err := ReadFolder(fstest.MapFS{
 		"a.csv": point, "b/b.csv": point, "b/card.yaml": point, "b/other.csv": point, "c/card.yaml": point, "README.md": point, "d.csv.partial": point,
-	})
+	}, ".")
 	if err != nil || len(profiles) != 2 || len(profiles["a"].Points) != 1 || len(profiles["b"].Points) != 1 {
 		t.Errorf("%v, %v; want a and b", profiles, err)
 	}
-	if _, err := ReadDir(fstest.MapFS{"a.csv": point, "a/a.csv": point}); err == nil || !strings.Contains(err.Error(), "a is listed twice: a.csv and a/a.csv") &&
+	if _, err := ReadFolder(fstest.MapFS{"a.csv": point, "a/a.csv": point}, "."); err == nil || !strings.Contains(err.Error(), "a is listed twice: a.csv and a/a.csv") &&
 		!strings.Contains(err.Error(), "a is listed twice: a/a.csv and a.csv") {
 		t.Errorf("two profiles of a model: %v", err)
 	}
-	if _, err := ReadDir(fstest.MapFS{"a.csv": {Data: []byte("x")}}); err == nil || !strings.Contains(err.Error(), "a.csv:1:1: ") {
+	if _, err := ReadFolder(fstest.MapFS{"a.csv": {Data: []byte("x")}}, "."); err == nil || !strings.Contains(err.Error(), "a.csv:1:1: ") {
 		t.Errorf("a broken one: %v", err)
 	}
 }

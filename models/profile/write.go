@@ -22,7 +22,7 @@ func Write(w io.Writer, p Profile) error {
 	if err := writeComment(b, header); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
-	fmt.Fprintf(b, "%s,%s\n", strings.Join(columns, ","), memoryColumn)
+	fmt.Fprintln(b, strings.Join(columns, ","))
 	points := slices.SortedFunc(slices.Values(p.Points), Point.Compare)
 	for _, q := range points {
 		fmt.Fprintf(b, "%d,%d,%d,%s,%s,%s\n", q.Share, q.Batch, q.Processes,

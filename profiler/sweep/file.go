@@ -28,7 +28,7 @@ var errOtherHeader = errors.New("was measured under other conditions")
 // sweep's.
 func resume(file string, want profile.Header) (profile.Profile, error) {
 	for _, name := range []string{file + PartialSuffix, file} {
-		have, err := readFile(name)
+		have, err := profile.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -44,15 +44,6 @@ func resume(file string, want profile.Header) (profile.Profile, error) {
 		return have, nil
 	}
 	return profile.Profile{Header: want}, nil
-}
-
-func readFile(name string) (profile.Profile, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return profile.Profile{}, fmt.Errorf("read profile: %w", err)
-	}
-	defer f.Close()
-	return profile.Read(f, name)
 }
 
 // difference describes how two headers differ, in the fields that must be equal for

@@ -139,7 +139,7 @@ func TestRun(t *testing.T) {
 	if rate := f.rate(Cell{50, 4, 2}); !ok || math.Abs(p.Total()/rate-1) > 0.01 || math.Abs(p.Latency.Seconds()/(8/rate)-1) > 0.01 || p.MemoryMiB != 280 {
 		t.Errorf("half the device at batch 4 with 2 processes: %+v (%t)", p, ok)
 	}
-	have, err := readFile(o.File)
+	have, err := profile.ReadFile(o.File)
 	if err != nil || !reflect.DeepEqual(have, r.Profile) || !have.Header.Complete {
 		t.Errorf("the file has %+v (%v), want what was reported", have, err)
 	}
@@ -282,7 +282,7 @@ func TestResume(t *testing.T) {
 				rt.Fatalf("%d cells still run", f.running)
 			}
 			if errors.Is(err, stop) {
-				if have, err := readFile(o.File + PartialSuffix); r.New > 0 && (err != nil || have.Header.Complete) {
+				if have, err := profile.ReadFile(o.File + PartialSuffix); r.New > 0 && (err != nil || have.Header.Complete) {
 					rt.Fatalf("the partial file: %v, %v", have.Header, err)
 				}
 				continue
@@ -479,7 +479,7 @@ func TestPrecision(t *testing.T) {
 // on 4 GPCs reaches at most 3,000 images/s at all smaller batches, and 5,010 with 2
 // processes at 256, at which 3 processes are too many.
 func TestEarlyStopParvaGPU(t *testing.T) {
-	profiles, err := profile.ReadDir(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
+	profiles, err := profile.ReadFolder(os.DirFS("../../plan/testdata/parvagpu/prof_data"), ".")
 	must.OK(t, err)
 	odd := map[string]float64{"mobilenetv2": 0.40, "densenet121": 0.15, "bert": 0.25}
 	all, measured := 0, 0
