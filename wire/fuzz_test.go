@@ -81,9 +81,35 @@ func FuzzDecodeResult(f *testing.F) {
 		r.Put(again[HeaderSize:])
 		again = append(again, payload...)
 		want := bytes.Clone(b)
-		clear(want[HeaderSize+60 : HeaderSize+BlockSize])
+		clear(want[HeaderSize+61 : HeaderSize+BlockSize])
+		if !r.NeedsToken {
+			want[HeaderSize+60] = 0
+		}
 		if !bytes.Equal(again, want) {
 			t.Fatalf("% x is read and written back as % x", want, again)
+		}
+	})
+}
+
+// FuzzDecodeHello checks that the encoder writes what was accepted, and that another proof does not pass.
+func FuzzDecodeHello(f *testing.F) {
+	addExamples(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		typ, h, err := DecodeHello(b)
+		if err != nil {
+			return
+		}
+		want := bytes.Clone(b)
+		clear(want[4:8]) // the request id says nothing
+		if again := h.Append(nil, typ); !bytes.Equal(again, want) {
+			t.Fatalf("% x is read and written back as % x", want, again)
+		}
+		key := []byte("a key that is not the example's")
+		if h.Signed(key) {
+			t.Fatalf("% x has the proof of a key that nobody used", b)
+		}
+		if h.Sign(key); !h.Signed(key) {
+			t.Fatalf("%+v does not pass its own proof", h)
 		}
 	})
 }

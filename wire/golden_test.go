@@ -56,9 +56,24 @@ var (
 	exampleTensorOK   = Result{Status: StatusOK, Kind: KindTensors, Batch: 1, Credit: 64, ModelVersion: 1}
 	exampleIncomplete = Result{Status: StatusIncomplete, Credit: 8, Missing: 1, ModelVersion: 2, Aggregate: 6250 * time.Microsecond}
 	exampleLate       = Result{Status: StatusLate, Credit: 5, ModelVersion: 2, Aggregate: 300 * time.Microsecond, Queue: 18 * time.Millisecond, Objective: 25 * time.Millisecond}
+	exampleNoToken    = Result{Status: StatusRefused, ModelVersion: 2, NeedsToken: true}
 	exampleBusy       = Result{Status: StatusBusy, ModelVersion: 2}
 	exampleProve      = Result{Status: StatusBusy, ModelVersion: 2, Cookie: exampleCookie}
 )
+
+// The handshake of the examples: the key is exampleKey, the nonce 00 01 … 0f, and the challenge the cookie's bytes.
+const exampleKey = "an example of a key"
+
+func exampleHello(t Type) []byte {
+	h := Hello{Value: exampleCookie}
+	for i := range h.Nonce {
+		h.Nonce[i] = byte(i)
+	}
+	if t == TypeProof {
+		h.Sign([]byte(exampleKey))
+	}
+	return h.Append(nil, t)
+}
 
 // exampleData returns a data datagram as docs/wire.md specifies it.
 func exampleData(index int, flags Flags, e *Extension) []byte {
@@ -91,6 +106,9 @@ func examples() map[string][]byte {
 		"late":             AppendResult(nil, exampleID, &exampleLate, nil, DefaultFragmentBytes, 0, false),
 		"busy-cookie":      AppendResult(nil, exampleID, &exampleProve, nil, DefaultFragmentBytes, 0, false),
 		"data-cookie":      exampleData(0, FlagExtension|FlagRetransmitted, &exampleProof),
+		"refused-token":    AppendResult(nil, exampleID, &exampleNoToken, nil, DefaultFragmentBytes, 0, false),
+		"hello":            exampleHello(TypeHello),
+		"proof":            exampleHello(TypeProof),
 		"data-question":    exampleData(0, FlagExtension|FlagRetransmitted, &exampleQuestion),
 		"data-request":     exampleData(0, FlagExtension, &exampleRequest),
 		"busy":             AppendResult(nil, exampleID, &exampleBusy, nil, DefaultFragmentBytes, 0, false),
@@ -196,8 +214,8 @@ func TestDecodeGolden(t *testing.T) {
 		t.Errorf("extension of an unknown use: got %+v, %v; want %+v", e, err, exampleProof)
 	}
 	for name, want := range map[string]Result{
-		"busy-cookie": exampleProve,
-		"result":      exampleTopK, "result-fragments": exampleBoxResult, "result-tensors": exampleTensorOK, "incomplete": exampleIncomplete, "busy": exampleBusy, "late": exampleLate,
+		"busy-cookie": exampleProve, "refused-token": exampleNoToken,
+		"result": exampleTopK, "result-fragments": exampleBoxResult, "result-tensors": exampleTensorOK, "incomplete": exampleIncomplete, "busy": exampleBusy, "late": exampleLate,
 	} {
 		if _, got, _, err := DecodeResult(shown[name]); err != nil || got != want {
 			t.Errorf("%s: got %+v, %v; want %+v", name, got, err, want)
@@ -206,6 +224,12 @@ func TestDecodeGolden(t *testing.T) {
 	_, _, payload, _ := DecodeResult(shown["result"])
 	if classes, err := DecodeTopK(nil, payload); err != nil || !reflect.DeepEqual(classes, exampleClasses) {
 		t.Errorf("top-k: got %v, %v; want %v", classes, err, exampleClasses)
+	}
+	for name, typ := range map[string]Type{"hello": TypeHello, "proof": TypeProof} {
+		got, h, err := DecodeHello(shown[name])
+		if err != nil || got != typ || h.Value != exampleCookie || h.Signed([]byte(exampleKey)) != (typ == TypeProof) {
+			t.Errorf("%s: got %v %+v, %v", name, got, h, err)
+		}
 	}
 	nack, err := DecodeNACK(shown["nack"])
 	if err != nil || nack.RequestID != exampleID || nack.Total != 40 || nack.Count != 3 || !slices.Equal(missing(nack), []int{1}) {

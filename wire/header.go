@@ -8,6 +8,7 @@
 //	result  Header · Result · a fragment of the result's payload             manager -> client
 //	busy    Header · Result with StatusBusy                               manager -> client
 //	nack    Header · which fragments to send again                           manager -> client
+//	hello   Header · Hello, and proof the same                               both
 //
 // Everything is little-endian and packed. The package is pure: it has no clock,
 // no I/O and no state. Nothing allocates, except an Append that outgrows its
@@ -55,12 +56,14 @@ const magic = 'P' | 'S'<<8
 // Type is the type of a datagram.
 type Type uint8
 
-// The types. Clients send TypeData, managers send the others.
+// The types. Clients send TypeData, managers send the next three, and both send the last two.
 const (
 	TypeData   Type = 1
 	TypeResult Type = 2
 	TypeNACK   Type = 3 // a NACK
 	TypeBusy   Type = 4
+	TypeHello  Type = 5
+	TypeProof  Type = 6
 )
 
 func (t Type) String() string {
@@ -73,6 +76,10 @@ func (t Type) String() string {
 		return "nack"
 	case TypeBusy:
 		return "busy"
+	case TypeHello:
+		return "hello"
+	case TypeProof:
+		return "proof"
 	}
 	return "unknown"
 }
@@ -81,7 +88,7 @@ func (t Type) String() string {
 type Flags uint8
 
 // The flags. Data may have all of them, results and busy answers FlagLast and
-// FlagRetransmitted, NACKs none.
+// FlagRetransmitted, hellos and proofs FlagLast, NACKs none.
 const (
 	FlagLast          Flags = 1 // the fragment with the highest index
 	FlagRetransmitted Flags = 2 // sent before, in full or in part
@@ -94,6 +101,8 @@ var allowedFlags = [16]Flags{
 	TypeData:   FlagLast | FlagRetransmitted | FlagPadded | FlagExtension,
 	TypeResult: FlagLast | FlagRetransmitted,
 	TypeBusy:   FlagLast | FlagRetransmitted,
+	TypeHello:  FlagLast,
+	TypeProof:  FlagLast,
 }
 
 // Header is the first 22 bytes of every datagram:
@@ -243,7 +252,7 @@ func (h *Header) ReadCut(b []byte) error {
 }
 
 func (h *Header) check(datagramBytes int) error {
-	if h.Type < TypeData || h.Type > TypeBusy {
+	if h.Type < TypeData || h.Type > TypeProof {
 		return ErrType
 	}
 	if h.Flags&^allowedFlags[h.Type&15] != 0 {

@@ -54,7 +54,7 @@ func TestDecodeHeaderErrors(t *testing.T) {
 		{"version 0", edit(middle, 2, 0x01), ErrVersion},
 		{"version 2", edit(middle, 2, 0x21), ErrVersion},
 		{"type 0", edit(middle, 2, 0x10), ErrType},
-		{"type 5", edit(middle, 2, 0x15), ErrType},
+		{"type 7", edit(middle, 2, 0x17), ErrType},
 		{"type 15", edit(middle, 2, 0x1f), ErrType},
 		{"a reserved flag", edit(middle, 3, 0x10), ErrFlags},
 		{"an extension on a result", edit(all["result"], 3, byte(FlagLast|FlagExtension)), ErrFlags},

@@ -80,7 +80,7 @@ func (k Kind) String() string {
 //	48  u32 the function's latency objective, µs, 0 for unknown
 //	52  u32 the size of the function's pictures, 0 for unknown
 //	56  u32 the size of the largest picture of another format or shape, 0 for none
-//	60  4 × zero, ignored when read
+//	60  u8 1 if the function needs a token, else 0 · 3 × zero, ignored when read
 type Result struct {
 	Status Status
 	Kind   Kind
@@ -115,6 +115,8 @@ type Result struct {
 	PictureBytes uint32
 	// LargestPicture is the size of the largest Extension.Picture that the function takes. 0 means that it takes none.
 	LargestPicture uint32
+	// NeedsToken is set with StatusRefused if the function has keys, and the request had no valid token.
+	NeedsToken bool
 }
 
 // StageNames are the names of the stages in reports, in order.
@@ -150,6 +152,9 @@ func (r *Result) Put(b []byte) {
 	binary.LittleEndian.PutUint32(b[52:], r.PictureBytes)
 	binary.LittleEndian.PutUint32(b[56:], r.LargestPicture)
 	clear(b[60:])
+	if r.NeedsToken {
+		b[60] = 1
+	}
 }
 
 // AppendResult appends the datagram for fragment index of an answer, whose payload
@@ -209,6 +214,7 @@ func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
 		Objective:      time.Duration(binary.LittleEndian.Uint32(block[48:])) * time.Microsecond,
 		PictureBytes:   binary.LittleEndian.Uint32(block[52:]),
 		LargestPicture: binary.LittleEndian.Uint32(block[56:]),
+		NeedsToken:     block[0] == byte(StatusRefused) && block[60] == 1,
 	}
 	switch {
 	case r.Status >= NumStatuses, (r.Status == StatusBusy) != (h.Type == TypeBusy):
