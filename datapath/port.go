@@ -59,6 +59,8 @@ type Options struct {
 	AnswersTo netip.AddrPort
 	// Streams: the function keeps a state per stream of a client, so each client must prove its address first.
 	Streams bool
+	// Keys are those of the function; nil: requests need no token.
+	Keys [][]byte
 	// Slots is the max number of requests in flight. If it is 0, the size of the slab gives the
 	// max, and the number follows the answers that come in time.
 	Slots int
@@ -201,6 +203,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		AnsweredBytes:    max(minAnsweredBytes, answersKept*int(p.geometry.ResultBytes)),
 		Trusted:          o.Trusted,
 	}, slab, p.table)
+	aggregators[0].SetKeys(o.Keys)
 	for i, src := range sources.All {
 		p.receivers = append(p.receivers, &receiver{port: p, index: i, source: src, aggregate: aggregators[i]})
 	}
@@ -265,6 +268,9 @@ func (p *Port) LocalAddr() netip.AddrPort { return p.sources.All[0].LocalAddr() 
 
 // SetVersion sets the model's version for requests that are not run.
 func (p *Port) SetVersion(version uint32) { p.version.Store(version) }
+
+// SetKeys replaces the keys of the function. They are not nil if Options.Keys was not.
+func (p *Port) SetKeys(keys [][]byte) { p.receivers[0].aggregate.SetKeys(keys) }
 
 // SetObjective sets the objective of new requests and the time in which they must be complete.
 func (p *Port) SetObjective(objective, gather time.Duration) {

@@ -175,6 +175,10 @@ func (r *receiver) reply(events *aggregate.Events, out *outbox) {
 		out.bytes = events.Resends[i].Append(out.bytes)
 		out.done(events.Resends[i].To)
 	}
+	for i := range events.Greetings {
+		out.bytes = events.Greetings[i].Append(out.bytes, events.Greetings[i].Type)
+		out.done(events.Greetings[i].To)
+	}
 	r.send(out)
 }
 

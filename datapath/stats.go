@@ -83,7 +83,7 @@ func (p *Port) Stats() Stats {
 // each datagram was counted once, and no memory is held without a request.
 func (p *Port) Check() error {
 	r := p.Requests()
-	datagrams := r.Fragments
+	datagrams := r.Fragments + r.Greeted
 	for _, n := range append(r.Malformed[:], r.Dropped[:]...) {
 		datagrams += n
 	}

@@ -4,12 +4,12 @@
 //
 // The path of a datagram, in the order of this file:
 //
-//  1. Add reads its header and checks it (package wire).
+//  1. Add reads its header and checks it (package wire). A hello or a proof is answered (keys.go).
 //  2. Add finds its request: usually that of the previous datagram in the batch.
 //     Otherwise it looks up (source address, source port, request id) among the live
 //     slots and the requests that ended lately.
-//  3. A new request takes a free slot. Otherwise it is refused (its size is not the
-//     model's), or turned away (no slot is free).
+//  3. A new request takes a free slot. Otherwise it is refused (it lacks a token, or its size is
+//     not the model's), or turned away (no slot is free).
 //  4. The fragment is checked against the request's other fragments and marked in its
 //     bitmap. Descriptors of its payload are written straight into the request table.
 //  5. Fragment 0 says whether the picture is the card's, or of which format and shape it is. The request is refused if
@@ -105,6 +105,8 @@ type Aggregator struct {
 	turned    history // turned away, evicted, refused
 	answers   arena   // the payloads of ended
 	senders   senders
+
+	handshakes handshakes
 
 	heldBytes uint64
 	stats     Stats
@@ -271,7 +273,9 @@ func (a *Aggregator) add(d *ingest.Datagram, events *Events) {
 		err = h.ReadCut(b)
 	}
 	if err == nil && h.Type != wire.TypeData {
-		err = wire.ErrType
+		if err = a.greet(d, events); err == nil {
+			return
+		}
 	}
 	if err != nil {
 		a.stats.Malformed[wire.ReasonOf(err)]++
@@ -335,7 +339,11 @@ func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, eve
 		a.drop(dropDuplicate, d, events)
 		return
 	}
-	proved := local(d.From) || a.proves(d, h)
+	proved := a.proves(d, h)
+	if !proved && a.common.needsToken() {
+		a.needToken(d, h, events)
+		return
+	}
 	client := a.senders.touch(proved, a.hash.client(d.From), d.From, a.now)
 	size := wire.FragmentSize(h)
 	if !a.takes(d, h) || int(h.Count) > a.config.maxCount() || h.Count > 1 && int(size) < a.config.MinFragmentBytes {
@@ -616,13 +624,16 @@ func (a *Aggregator) extension(d *ingest.Datagram) (wire.Extension, bool) {
 	return e, err == nil
 }
 
-// proves reports whether a fragment proves its source address.
+// proves reports whether a fragment proves its source address, or needs no proof.
 func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
+	if local(d.From) && !a.common.needsToken() {
+		return true
+	}
 	if h.Index != 0 || h.Flags&wire.FlagExtension == 0 {
 		return false
 	}
 	e, ok := a.extension(d)
-	return ok && a.common.cookies.proves(a.now, d.From, e.Cookie)
+	return ok && a.common.proves(a.now, d.From, e.Cookie)
 }
 
 // complete records that a request is complete, and fills in its entry of the table.
@@ -685,6 +696,10 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 		a.begin(r.requestKey, d, h, events)
 		return
 	}
+	if a.common.needsToken() && asks(h) && !a.proves(d, h) {
+		a.needToken(d, h, events)
+		return
+	}
 	if d.Shed {
 		a.drop(dropShed, d, events)
 	} else {
@@ -695,7 +710,7 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 	if !asks(h) {
 		return
 	}
-	proved := local(d.From) || a.proves(d, h)
+	proved := a.proves(d, h)
 	missing := a.missingOf(d, h)
 	if a.now-r.answered < int64(againAfter) && !(r.withheld && proved) && missing.Empty() || len(events.payloads) >= maxAgainBytes {
 		return
@@ -793,7 +808,10 @@ func (a *Aggregator) tell(m *history, r record, events *Events) {
 
 // inform fills in what each answer says of the function and for the client.
 func (a *Aggregator) inform(result *wire.Result, to netip.AddrPort) {
-	result.Cookie, result.Objective, result.LargestPicture = a.common.cookies.at(a.now, to), a.config.SLO, uint32(a.config.LargestPicture)
+	if !a.common.needsToken() {
+		result.Cookie = a.common.cookies.at(a.now, to)
+	}
+	result.Objective, result.LargestPicture = a.config.SLO, uint32(a.config.LargestPicture)
 }
 
 // remember stores a request that has ended. If there is no room, it replaces the oldest.

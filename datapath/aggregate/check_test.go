@@ -334,7 +334,7 @@ func (a *Aggregator) checkSide(proved bool) error {
 
 func (a *Aggregator) checkSums() error {
 	s := a.Stats()
-	datagrams := s.Fragments
+	datagrams := s.Fragments + s.Greeted
 	for _, n := range s.Malformed {
 		datagrams += n
 	}

@@ -30,6 +30,8 @@ type Events struct {
 	NACKs []NACK
 	// Resends holds what cameras shall send again.
 	Resends []Resend
+	// Greetings holds the answers to hellos and proofs.
+	Greetings []Greeting
 
 	present  []uint64
 	payloads []byte
@@ -39,7 +41,7 @@ type Events struct {
 // read from them.
 func (e *Events) Reset() {
 	e.Release, e.Complete, e.Reported, e.Again, e.NACKs = e.Release[:0], e.Complete[:0], e.Reported[:0], e.Again[:0], e.NACKs[:0]
-	e.Resends, e.present, e.payloads, e.Begun = e.Resends[:0], e.present[:0], e.payloads[:0], 0
+	e.Resends, e.Greetings, e.present, e.payloads, e.Begun = e.Resends[:0], e.Greetings[:0], e.present[:0], e.payloads[:0], 0
 }
 
 // Answer is a result to send. The caller fills in ModelVersion if the request
@@ -69,6 +71,13 @@ type NACK struct {
 type Resend struct {
 	To netip.AddrPort
 	cameras.Resend
+}
+
+// Greeting is the answer to a hello or a proof, which is of the same type.
+type Greeting struct {
+	To   netip.AddrPort
+	Type wire.Type
+	wire.Hello
 }
 
 // release adds a datagram to Release.

@@ -115,13 +115,15 @@ func (c *cookies) proves(now int64, from netip.AddrPort, cookie uint64) bool {
 	return equal(cookie, c.hash(epoch, from)) || equal(cookie, c.hash(epoch-1, from))
 }
 
-func (c *cookies) hash(epoch int64, from netip.AddrPort) uint64 {
-	var key [26]byte
+// hash never returns 0, which means no cookie. It uses at most wire.NonceBytes of more.
+func (c *cookies) hash(epoch int64, from netip.AddrPort, more ...byte) uint64 {
+	var key [26 + wire.NonceBytes]byte
 	address := from.Addr().As16()
 	copy(key[:], address[:])
 	binary.LittleEndian.PutUint16(key[16:], from.Port())
 	binary.LittleEndian.PutUint64(key[18:], uint64(epoch))
-	return max(siphash.Hash(c.key0, c.key1, key[:]), 1) // 0 means no cookie
+	n := 26 + copy(key[26:], more)
+	return max(siphash.Hash(c.key0, c.key1, key[:n]), 1)
 }
 
 // equal compares in constant time, so that a cookie cannot be guessed byte by byte.

@@ -23,6 +23,9 @@ type common struct {
 	// it had no request of its own to evict.
 	wantedAt atomic.Int64
 	cookies  cookies
+	// keys are those of the function, nil if it has none. challenges are for them.
+	keys       atomic.Pointer[[]clientKey]
+	challenges cookies
 
 	config    *Config
 	slots     int
@@ -37,7 +40,7 @@ type common struct {
 func newCommon(config *Config, aggregators int) *common {
 	slots := config.Slots
 	c := &common{
-		several: aggregators > 1, free: make([]uint32, slots), cookies: newCookies(),
+		several: aggregators > 1, free: make([]uint32, slots), cookies: newCookies(), challenges: newCookies(),
 		config: config, slots: slots, open: newOpen(config), groups: newGroups(aggregators * config.clients()),
 	}
 	for i := range c.free {

@@ -30,6 +30,10 @@ const (
 	dropFragmented
 	// dropShed: a remainder of a request that was shed before it was received.
 	dropShed
+	// dropToken: the function has keys, and the request no valid token.
+	dropToken
+	// dropProof: the proof is wrong, was seen before, is too old, or one of too many.
+	dropProof
 	// numDrops is the size of an array indexed by Drop.
 	numDrops
 )
@@ -45,7 +49,7 @@ func dropAfter(status wire.Status) Drop {
 	return dropLate
 }
 
-var dropWords = [numDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented", "shed"}
+var dropWords = [numDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented", "shed", "token", "proof"}
 
 func (d Drop) String() string {
 	if d < numDrops {
@@ -54,12 +58,14 @@ func (d Drop) String() string {
 	return "unknown"
 }
 
-// Stats holds counters since New. Datagrams is the sum of Fragments, Malformed and
+// Stats holds counters since New. Datagrams is the sum of Fragments, Greeted, Malformed and
 // Dropped. Begun is the sum of Complete, Incomplete, Evicted and Gathering.
 type Stats struct {
 	Datagrams uint64
 	// Fragments counts fragments that were added to their request.
 	Fragments uint64
+	// Greeted counts the hellos and correct proofs that were answered.
+	Greeted uint64
 	// Malformed counts datagrams that break a rule of package wire, by reason.
 	Malformed [wire.NumReasons]uint64
 	// Dropped counts well-formed datagrams that were of no use, by reason.
@@ -93,6 +99,7 @@ type Stats struct {
 func (s *Stats) Add(o *Stats) {
 	s.Datagrams += o.Datagrams
 	s.Fragments += o.Fragments
+	s.Greeted += o.Greeted
 	for i := range s.Malformed {
 		s.Malformed[i] += o.Malformed[i]
 	}
