@@ -16,6 +16,14 @@ const (
 	FormatRFC4175UYVY Format = "rfc4175-uyvy"
 )
 
+// checkKey returns an error if the function's clients cannot have a key.
+func (f *Function) checkKey() error {
+	if f.Key != "" && f.Format != "" {
+		return fmt.Errorf("is for clients, and a camera (format: %s) has no key; delete it", f.Format)
+	}
+	return nil
+}
+
 // checkAnswersTo returns an error if answers cannot go to the function's receiver.
 func (f *Function) checkAnswersTo() error {
 	switch to := f.AnswersTo; {

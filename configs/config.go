@@ -269,6 +269,9 @@ type Function struct {
 	// (docs/cameras.md). gvsp is GigE Vision, rfc4175 uncompressed RGB over RTP. The other two are the
 	// same in BGR and in UYVY.
 	Format Format `yaml:"format,omitempty" oneof:"gvsp|rfc4175|rfc4175-bgr|rfc4175-uyvy" example:"gvsp"`
+	// File with the keys of its clients, one in each line: the function runs only requests of clients that have one of them
+	// (docs/wire.md). The file is read again when it changes. Everyone may send requests if left out.
+	Key string `yaml:"key,omitempty" want:"a file" example:"/etc/penstock/face.keys"`
 	// Receiver of the answers about pictures of cameras, in UDP datagrams of Penstock's protocol. If
 	// left out, answers are counted and not sent.
 	AnswersTo *netip.AddrPort `yaml:"answers_to,omitempty" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 192.0.2.7:9000" example:"192.0.2.7:9000"`

@@ -84,6 +84,7 @@ func (c *Config) resolve(folder string) {
 		if strings.Contains(f.Model, "/") {
 			resolve(&f.Model, folder)
 		}
+		resolve(&f.Key, folder)
 	}
 }
 
@@ -227,6 +228,7 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 		{"receivers", c.receive(f.Receivers)},
 		{"in_flight", inFlightOn(f.InFlight, device)},
 		{"answers_to", f.checkAnswersTo()},
+		{"key", f.checkKey()},
 		{"worker", f.workerUnder(c)},
 	}
 	all = append(all, f.ownProcessKeys()...)

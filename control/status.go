@@ -163,6 +163,8 @@ type FunctionStatus struct {
 	// Residency is nil unless the function is in a worker with limited memory. WorkerStatus has what
 	// concerns the whole worker.
 	Residency *Residency `json:"residency,omitempty"`
+	// KeyFile has the keys of the function's clients; empty: they need none.
+	KeyFile string `json:"key_file,omitempty"`
 	// Unsaved is empty if the function is the same as in the configuration file.
 	Unsaved Unsaved `json:"unsaved,omitempty"`
 	// Instances are the function's instances, in order.

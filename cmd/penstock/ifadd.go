@@ -58,6 +58,11 @@ runtime folder if the model's folder cannot be written.`,
 				return err
 			}
 			var err error
+			if function.Key != "" {
+				if function.Key, err = filepath.Abs(function.Key); err != nil {
+					return err
+				}
+			}
 			switch {
 			case filepath.Ext(function.Model) == inspect.Extension:
 				function.Model, err = draftedCard(cmd, function.Model, function.Name, folder(), known)
@@ -96,6 +101,7 @@ runtime folder if the model's folder cannot be written.`,
 	add.Flags().StringVar((*string)(&function.Pictures), "pictures", "", "how many of its UDP clients' pictures the page shows, 1/s to 10/s or 1/min to 60/min; none if left out")
 	add.Flags().StringVar((*string)(&function.MaxPicture), "max-picture", "", "the largest picture that clients may send in other formats and sizes than the card's, like 1920x1200; none if left out")
 	add.Flags().StringVar(&answersTo, "answers-to", "", "ADDRESS:PORT for the answers about pictures of cameras")
+	add.Flags().StringVar(&function.Key, "key", "", "file with the keys of its clients; they need none if left out")
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "number of processes that serve it at the same time")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "guarantee of each instance, in percent of the device's time (first share with policy gslice)")

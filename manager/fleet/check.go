@@ -55,6 +55,9 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 	case len(card.State) > 0 && c.Format != "":
 		return nil, &Problem{Key: "format", Err: fmt.Errorf("is %s, and model %s has state: a camera cannot prove its address, so others could change its state", c.Format, card.Name)}
 	}
+	if _, err := readKeys(c.Key); err != nil {
+		return nil, &Problem{Key: "key", Err: err}
+	}
 	if err := checkPictures(c.Pictures, card); err != nil {
 		return nil, &Problem{Key: "pictures", Err: err}
 	}

@@ -29,6 +29,7 @@ type function struct {
 	shareEdits int
 	port       *datapath.Port // nil until it is open
 	camera     *camera        // nil for Penstock's protocol
+	keys       keys
 	instances  instances
 
 	removing bool
@@ -81,6 +82,9 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 	if reader != nil {
 		f.camera = &camera{Reader: reader}
 	}
+	if f.keys, err = readKeys(c.Key); err != nil {
+		return nil, err
+	}
 	sources, err := fl.network.Open(c.Port, fl.cfg.ReceiversOf(c), c.Format == "")
 	if err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
@@ -96,6 +100,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		Camera:           reader,
 		AnswersTo:        answersTo(&c),
 		Streams:          len(card.State) > 0,
+		Keys:             f.keys.all,
 		Slots:            fl.cfg.Aggregate.Slots,
 		Objective:        f.slo,
 		Gather:           gatherTimeout(&fl.cfg, f.slo),
@@ -157,13 +162,16 @@ func checkMaxPicture(c *configs.Function, card *models.Card) error {
 	return nil
 }
 
-// watch looks for refused pictures and hung processes.
+// watch looks for refused pictures, hung processes and other keys.
 func (f *function) watch() {
 	if f.camera != nil {
 		requests := f.port.Requests()
 		f.camera.note(&requests, f.log)
 	}
 	now := runclock.Now()
+	if f.keys.follow(now, f.log) {
+		f.port.SetKeys(f.keys.all)
+	}
 	if f.held != "" && f.port.Pending() > 0 {
 		f.port.GiveUp()
 	}
@@ -198,7 +206,7 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 		Hangs: f.hangs, HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
 		KernelDrops: stats.Source.KernelDrops, SheddingPercent: 100 * stats.Source.Shedding, HeldBytes: stats.Source.HeldBytes, InFlight: stats.InFlight,
 		Input: inputStatus(f.model.desired, f.setup.largest),
-		Model: f.model.desired.Name, Version: f.model.desired.Version,
+		Model: f.model.desired.Name, Version: f.model.desired.Version, KeyFile: f.config.Key,
 		Unsaved: f.fleet.file.unsaved(f.config, f.byHand), Worker: f.worker,
 	}
 	s.Residency = residencyStatus(f.instances[0].residency()) // a member has one instance
