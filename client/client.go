@@ -9,6 +9,7 @@
 //		           │                  │ └─ NACK: the fragments named go again
 //		           │                  │ └─ silence for ResendAfter: fragment 0 goes again
 //		           │                  │ └─ busy, with a new cookie: fragment 0 goes again
+//		           │                  │ └─ refused, needs a token: all goes again with one (key.go)
 //		           ├── late           │
 //		           └── Timeout ───────┴─────────────────> Deliver with an error
 //
@@ -37,6 +38,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/private"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -59,6 +61,8 @@ var (
 	ErrUnsent = errors.New("no credit within the timeout")
 	// ErrResultSize ends a request whose answer is larger than MaxResultBytes.
 	ErrResultSize = errors.New("result is larger than MaxResultBytes")
+	// ErrKey is in the error of Do if the function has keys: Options.KeyFile is empty, or has another key first.
+	ErrKey = errors.New("function needs a key")
 	// ErrClosed ends a request when the client is closed. Send returns it
 	// afterwards.
 	ErrClosed = errors.New("client is closed")
@@ -112,6 +116,9 @@ type Options struct {
 	// about the request. It doubles with each question. 100 ms by default. A
 	// request that lost fragments asks sooner: see package recovery.
 	ResendAfter time.Duration
+	// KeyFile is a file with a key of the function (docs/wire.md). The client reads the first key again when it needs a
+	// token. It may be empty if the function has no keys.
+	KeyFile string
 	// MaxResultBytes is the max size of a result's payload. The default is the largest answer, 64 MiB.
 	MaxResultBytes int
 
@@ -199,6 +206,8 @@ type Result struct {
 	Missing int
 	// Objective is the latency objective of the function.
 	Objective time.Duration
+	// NeedsToken is set, with StatusRefused, if the function does not accept the client's key, or it has none.
+	NeedsToken bool
 	// PictureBytes is the size of the function's pictures. Only StatusRefused has it; 0 means that it is not known.
 	PictureBytes int
 	// LargestPicture is the size of the largest RequestOptions.Picture that the function takes; 0 means none.
@@ -234,7 +243,7 @@ func (s Stages) Times() [len(wire.StageNames)]time.Duration {
 func (r *Result) setAnswer(a *wire.Result, payload []byte) {
 	r.Status, r.Kind, r.Payload = statusOf(a.Status), a.Kind, payload
 	r.Batch, r.ModelVersion, r.Credit, r.Missing = int(a.Batch), a.ModelVersion, int(a.Credit), int(a.Missing)
-	r.Objective, r.PictureBytes, r.LargestPicture = a.Objective, int(a.PictureBytes), int(a.LargestPicture)
+	r.Objective, r.PictureBytes, r.LargestPicture, r.NeedsToken = a.Objective, int(a.PictureBytes), int(a.LargestPicture), a.NeedsToken
 	r.Stages = Stages{a.Aggregate, a.Queue, a.Gather, a.Infer, a.Reply}
 }
 
@@ -260,7 +269,9 @@ type Client struct {
 	flying   flights
 	credit   credit
 	cookie   uint64 // of the last answer that had one
-	largest  int    // LargestPicture of the last answer
+	tokenAt  int64  // when cookie was received, if it is a token
+	hello    hello
+	largest  int // LargestPicture of the last answer
 	nextID   uint32
 	closed   bool
 	reached  bool // a manager has sent a datagram
@@ -283,6 +294,11 @@ type flights struct {
 func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	if err := o.complete(); err != nil {
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	if o.KeyFile != "" {
+		if _, err := private.ReadKeys(o.KeyFile); err != nil {
+			return nil, fmt.Errorf("dial %s: %w", addr, err)
+		}
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "udp", addr)
 	if err != nil {
@@ -356,6 +372,10 @@ func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Resu
 	switch {
 	case r.Err != nil:
 		return r, fmt.Errorf("request %d: %w", id, r.Err)
+	case r.NeedsToken && c.options.KeyFile == "":
+		return r, fmt.Errorf("request %d: %w: %w: set KeyFile", id, StatusError(r.Status), ErrKey)
+	case r.NeedsToken:
+		return r, fmt.Errorf("request %d: %w: %w, and not the first of %s", id, StatusError(r.Status), ErrKey, c.options.KeyFile)
 	case r.Status == StatusRefused && o.Picture.Format != 0:
 		return r, fmt.Errorf("request %d: %w: %w", id, StatusError(r.Status), cmp.Or(o.Picture.Check(len(picture), r.LargestPicture), ErrPictureFormat))
 	case r.Status == StatusRefused && r.PictureBytes != 0 && r.PictureBytes != len(picture):

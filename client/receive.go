@@ -33,6 +33,8 @@ func (c *Client) handle(b []byte, at int64) {
 			err = c.handleAnswer(b, at)
 		case wire.TypeNACK:
 			err = c.handleNACK(b, at)
+		case wire.TypeHello, wire.TypeProof:
+			err = c.handleHello(b, at)
 		default:
 			err = wire.ErrType // a manager sends no pictures
 		}
@@ -62,7 +64,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	}
 	c.queued.setObjective(int64(result.Objective))
 	c.largest = int(result.LargestPicture)
-	if c.asksForProofLocked(r, &result) {
+	if c.asksForProofLocked(r, &result) || c.asksForTokenLocked(r, &result, at) {
 		c.mu.Unlock()
 		c.wakeSender()
 		return nil
@@ -110,7 +112,7 @@ func (c *Client) asksForProofLocked(r *request, result *wire.Result) bool {
 	}
 	prove, answered := r.proof.asked(result.Cookie)
 	if prove {
-		c.proveLocked(r)
+		c.proveLocked(r, 1)
 	}
 	return !answered
 }
@@ -141,13 +143,15 @@ func (c *Client) assembleLocked(r *request, h *wire.Header, result *wire.Result,
 	return false
 }
 
-// proveLocked sends fragment 0 of a request again, with the cookie: the manager
+// proveLocked sends the first fragments of a request again, with the cookie. One is enough for a cookie: the manager
 // keeps an answer that it sends only to an address with proof.
-func (c *Client) proveLocked(r *request) {
+func (c *Client) proveLocked(r *request, fragments int) {
 	c.counts.proofs.Add(1)
 	r.recovery.Prove()
 	r.proof.echo(c.cookie)
-	r.markResend(0)
+	for index := range fragments {
+		r.markResend(index)
+	}
 	if !r.inList(sendingList) {
 		c.flying.sending.pushFront(r)
 	}

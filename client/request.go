@@ -30,6 +30,8 @@ type request struct {
 	resend   resend
 	recovery recovery.Request
 	proof    proof
+	// needsToken means that the request was refused, and waits for a token.
+	needsToken bool
 
 	answer answer
 	result Result

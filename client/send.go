@@ -87,6 +87,11 @@ func (c *Client) expireLocked(now int64) {
 	c.flying.checkAt = math.MaxInt64
 	for r, next := c.flying.head, (*request)(nil); r != nil; r = next {
 		next = r.links[stageList].next
+		if r.needsToken && c.hello.refused {
+			c.refuseLocked(r, now)
+			s.ended = append(s.ended, r)
+			continue
+		}
 		var err error
 		switch unreachable := refused > r.refused; {
 		case unreachable && (r.timeoutAt <= now || !c.reached):
@@ -157,6 +162,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	}
 	index, again := r.takeFragment()
 	if index == 0 {
+		c.renewLocked(now)
 		r.proof.ask(c.cookie)
 	}
 	h := wire.FragmentHeader(wire.TypeData, r.id, len(r.picture), c.options.FragmentBytes, index)

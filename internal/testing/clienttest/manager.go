@@ -1,6 +1,7 @@
 package clienttest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -46,6 +47,9 @@ type Manager struct {
 	loop    sync.WaitGroup
 
 	mu       sync.Mutex // guards below
+	token    uint64
+	granted  int    // how often
+	offered  uint64 // the latest challenge; 0: it was used
 	requests map[key]*held
 	bad      []error
 	maxHeld  int
@@ -62,6 +66,8 @@ type ManagerOptions struct {
 	// Cookie, if not 0, is in every answer. A request is then answered busy
 	// until its fragment 0 has echoed the cookie.
 	Cookie uint64
+	// Key, if set, is that of the function: requests need a token.
+	Key []byte
 	// Listen is the address, by default a free port of 127.0.0.1.
 	Listen netip.AddrPort
 }
@@ -102,7 +108,7 @@ func NewManager(h Handler, o ManagerOptions) (*Manager, error) {
 		return nil, fmt.Errorf("open fake manager: %w", err)
 	}
 	_ = conn.SetReadBuffer(4 << 20) // the kernel grants what it allows
-	m := &Manager{conn: conn, options: o, handler: h, requests: make(map[key]*held)}
+	m := &Manager{conn: conn, options: o, handler: h, token: rand.Uint64() | 1, requests: make(map[key]*held)}
 	m.loop.Add(1)
 	go func() {
 		defer m.loop.Done()
@@ -188,17 +194,26 @@ func (m *Manager) serve() {
 // take processes one datagram.
 func (m *Manager) take(from netip.AddrPort, b []byte) {
 	h, err := wire.DecodeHeader(b)
-	if err == nil && h.Type != wire.TypeData {
-		err = wire.ErrType
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err == nil && h.Type != wire.TypeData {
+		if err = m.greetLocked(from, b); err == nil {
+			return
+		}
+	}
 	if err != nil {
 		m.bad = append(m.bad, fmt.Errorf("from %v: %w: % x", from, err, b[:min(len(b), wire.HeaderSize)]))
 		return
 	}
 	k := key{from, h.RequestID}
 	q := m.requests[k]
+	if m.options.Key != nil && (q == nil || h.Index == 0) && !m.admitsLocked(&h, b) {
+		if h.Index == 0 {
+			refused := wire.Result{Status: wire.StatusRefused, NeedsToken: true, LargestPicture: 1 << 31}
+			m.Inject(from, wire.AppendResult(nil, k.id, &refused, nil, m.options.FragmentBytes, 0, false))
+		}
+		return
+	}
 	if q == nil {
 		q = &held{
 			total: h.Total, size: wire.FragmentSize(&h), count: h.Count,
@@ -244,6 +259,44 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 	case q.received < int(q.count):
 		m.sendNACKLocked(k, q)
 	}
+}
+
+// ExpireToken makes all tokens invalid. It returns how often one was given.
+func (m *Manager) ExpireToken() (granted int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.token = rand.Uint64() | 1
+	return m.granted
+}
+
+// admitsLocked reports whether a fragment has the token.
+func (m *Manager) admitsLocked(h *wire.Header, b []byte) bool {
+	if h.Index != 0 || h.Flags&wire.FlagExtension == 0 {
+		return false
+	}
+	e, _ := wire.DecodeExtension(b[wire.HeaderSize:])
+	return e.Cookie == m.token
+}
+
+// greetLocked answers a hello or a proof. A challenge is good for one proof.
+func (m *Manager) greetLocked(from netip.AddrPort, b []byte) error {
+	kind, h, err := wire.DecodeHello(b)
+	if err != nil || m.options.Key == nil {
+		return cmp.Or(err, wire.ErrType)
+	}
+	answer := wire.Hello{Nonce: h.Nonce}
+	switch {
+	case kind == wire.TypeHello:
+		m.offered = rand.Uint64() | 1
+		answer.Value = m.offered
+	case h.Value != m.offered:
+		return nil
+	case h.Signed(m.options.Key):
+		m.granted++
+		m.offered, answer.Value = 0, m.token
+	}
+	m.Inject(from, answer.Append(nil, kind))
+	return nil
 }
 
 func (m *Manager) heldLocked() int {
