@@ -1,6 +1,7 @@
 package loadgen
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/penstock/penstock/client"
@@ -8,8 +9,8 @@ import (
 )
 
 // DialClient returns a Dialer that opens clients of package client. Each stream
-// uses the options, except for three of them. The Dialer sets Deliver. A
-// function's PaceBytes, if set, replaces the options' pace. The timeout is at
+// uses the options, except for four of them. The Dialer sets Deliver. A
+// function's KeyFile is used if the options have none. Its PaceBytes, if set, replaces the options' pace. The timeout is at
 // least replyGrace of the function's objective: a client that gave up earlier
 // would hide late answers.
 //
@@ -18,6 +19,7 @@ func DialClient(options client.Options) Dialer {
 	return func(ctx context.Context, f Function, stream int, deliver func(*client.Result)) (Sender, error) {
 		o := options
 		o.Deliver = deliver
+		o.KeyFile = cmp.Or(o.KeyFile, f.KeyFile)
 		if f.PaceBytes > 0 {
 			o.PaceBytes = f.PaceBytes
 		}

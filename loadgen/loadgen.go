@@ -61,6 +61,8 @@ type Function struct {
 	Name string
 	// Addr is the address of its UDP port, in the form that the Dialer expects.
 	Addr string
+	// KeyFile has the key of its clients; empty: they need none.
+	KeyFile string
 	// SLO is the latency objective, from the intended moment to the reply.
 	SLO time.Duration
 	// PerSecond is the rate of all streams together until the schedule changes it.

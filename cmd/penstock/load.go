@@ -72,6 +72,7 @@ recorded times. Each goes to the function of the node at the port to which it wa
 	f.StringVar(&t.Pictures, "pictures", "", "folder of PNG and JPEG pictures to send; the built-in ones if left out")
 	f.StringSliceVar(&t.Models, "models", nil, "folders of cards to check answers with, besides the built-in ones")
 	f.StringVar(&o.Draw, "draw", "", "folder for the pictures with the results drawn on them")
+	f.StringVar(&o.KeyFile, "key", "", "file with a key of the functions; the node's own file if left out, which another machine does not have")
 	f.BoolVar(&o.Check, "check", true, "compare answers with the same model run in this process")
 	f.StringVar(&capture, "capture", "", "play the UDP datagrams of this file (pcap or pcapng) instead of sending pictures")
 	f.Float64Var(&speed, "speed", 1, "with --capture: recorded seconds per second")

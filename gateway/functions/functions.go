@@ -64,6 +64,7 @@ type Function struct {
 
 	version version
 	address string
+	keyFile string
 	client  *client.Client
 	// sequences are those of client.
 	sequences *sequences
@@ -161,7 +162,7 @@ func (s *Set) Refresh(ctx context.Context) error {
 // function returns the function of a status. It keeps the client and the card of the last one
 // if they are the same.
 func (s *Set) function(ctx context.Context, status *control.Status, f *control.FunctionStatus) (*Function, error) {
-	next := &Function{Name: f.Name, LargestPicture: f.Input.LargestPicture, address: f.ClientAddr().String()}
+	next := &Function{Name: f.Name, LargestPicture: f.Input.LargestPicture, address: f.ClientAddr().String(), keyFile: f.KeyFile}
 	if f.Camera != nil {
 		next.Camera = f.Camera.Format
 	}
@@ -187,11 +188,11 @@ func (s *Set) function(ctx context.Context, status *control.Status, f *control.F
 		}
 	}
 
-	if last != nil && last.address == next.address {
+	if last != nil && last.address == next.address && last.keyFile == next.keyFile {
 		next.client, next.sequences = last.client, last.sequences
 		return next, nil
 	}
-	c, err := client.Dial(ctx, next.address, client.Options{Timeout: MaxWait, LocalFragmentBytes: fragmentBytes})
+	c, err := client.Dial(ctx, next.address, client.Options{Timeout: MaxWait, LocalFragmentBytes: fragmentBytes, KeyFile: next.keyFile})
 	if err != nil {
 		return nil, fmt.Errorf("open client of function %s: %w", f.Name, err)
 	}

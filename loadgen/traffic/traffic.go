@@ -241,8 +241,8 @@ func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Pr
 	t.functions = append(t.functions, made)
 	t.Spec.Functions = append(t.Spec.Functions, loadgen.Function{
 		Name: f.Name,
-		Addr: f.ClientAddr().String(),
-		SLO:  time.Duration(f.SLOMillis * float64(time.Millisecond)), PerSecond: rate, Arrivals: process,
+		Addr: f.ClientAddr().String(), KeyFile: f.KeyFile,
+		SLO: time.Duration(f.SLOMillis * float64(time.Millisecond)), PerSecond: rate, Arrivals: process,
 		Streams: o.Streams, Pictures: pictures, Deadline: o.Deadline, Priority: o.Priority, Tolerance: tolerance,
 	})
 	return nil

@@ -31,6 +31,8 @@ type Options struct {
 	Output string // table or json
 	// Draw is the folder for the pictures with the results drawn on them; empty for none.
 	Draw string
+	// KeyFile has the key of the functions; empty: each function's own file is read.
+	KeyFile string
 	// FiguresOnly leaves out what the models found in the pictures.
 	FiguresOnly bool
 }
@@ -73,7 +75,7 @@ func Run(ctx context.Context, o Options) (*loadgen.Report, error) {
 
 	progress := loadgen.NewProgress(os.Stderr, tabular.WidthOf(os.Stderr))
 	options := loadgen.Options{
-		Dial:    loadgen.DialClient(client.Options{}),
+		Dial:    loadgen.DialClient(client.Options{KeyFile: o.KeyFile}),
 		Status:  o.Status,
 		Observe: progress.Show,
 	}
