@@ -88,9 +88,10 @@ func TestEditOfEachKey(t *testing.T) {
 		"receivers":     {func(c *configs.Function) { c.Receivers = 2 }, nil},
 		"format":        {func(c *configs.Function) { c.Format = configs.FormatGVSP }, nil},
 		"max_picture":   {func(c *configs.Function) { c.MaxPicture = "640x480" }, nil},
-		"answers_to":    {nil, nil}, // TestEditCamera
-		"worker":        {nil, nil}, // TestEditWorker
-		"name":          {nil, nil}, // another name is another function
+		"key":           {func(c *configs.Function) { c.Key = "/etc/penstock.keys" }, nil}, // its file is followed: TestKeysFollow
+		"answers_to":    {nil, nil},                                                        // TestEditCamera
+		"worker":        {nil, nil},                                                        // TestEditWorker
+		"name":          {nil, nil},                                                        // another name is another function
 	}
 	for i := range reflect.TypeFor[configs.Function]().NumField() {
 		key, _, _ := strings.Cut(reflect.TypeFor[configs.Function]().Field(i).Tag.Get("yaml"), ",")
