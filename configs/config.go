@@ -269,8 +269,8 @@ type Function struct {
 	// (docs/cameras.md). gvsp is GigE Vision, rfc4175 uncompressed RGB over RTP. The other two are the
 	// same in BGR and in UYVY.
 	Format Format `yaml:"format,omitempty" oneof:"gvsp|rfc4175|rfc4175-bgr|rfc4175-uyvy" example:"gvsp"`
-	// File with the keys of its clients, one in each line: the function runs only requests of clients that have one of them
-	// (docs/wire.md). The file is read again when it changes. Everyone may send requests if left out.
+	// File with the keys of its clients, one in each line: it runs only requests of clients with one of them (docs/security.md).
+	// The file is read again when it changes. All clients may send requests if left out.
 	Key string `yaml:"key,omitempty" want:"a file" example:"/etc/penstock/face.keys"`
 	// Receiver of the answers about pictures of cameras, in UDP datagrams of Penstock's protocol. If
 	// left out, answers are counted and not sent.

@@ -7,7 +7,7 @@ import (
 )
 
 // Hello is the contents of a datagram of TypeHello or TypeProof. With them a client gets the token of a
-// function with keys:
+// function with keys.
 //
 //	hello  client -> manager   the client's nonce
 //	hello  manager -> client   the same, and the manager's challenge

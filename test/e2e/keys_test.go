@@ -23,7 +23,9 @@ import (
 func TestKeys(t *testing.T) {
 	const old, next = "the old key of the function", "the new key of the function"
 	file, own := filepath.Join(t.TempDir(), "keys"), filepath.Join(t.TempDir(), "own")
-	write := func(path string, keys ...string) { must.OK(t, os.WriteFile(path, []byte(strings.Join(keys, "\n")), 0o600)) }
+	write := func(path string, keys ...string) {
+		must.OK(t, os.WriteFile(path, []byte(strings.Join(keys, "\n")), 0o600))
+	}
 	write(file, old)
 	write(own, old)
 	nd, url := startWithGateway(t, fmt.Sprintf("  - {name: locked, model: fashion, port: 0, slo: 5s, key: %s}\n", file))
