@@ -101,42 +101,16 @@ func (a *AttachListener) Close() error {
 	return err
 }
 
-// listen accepts connections. Each handshake has its own goroutine, so that a silent peer does not
-// delay the others.
+// listen accepts connections, and closes those beyond maxHandshakes.
 func (a *AttachListener) listen() {
-	handshakes := make(chan struct{}, maxHandshakes)
-	for {
-		c, err := a.listener.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			a.log.Error().Err(err).Msg("cannot accept process")
-			select {
-			case <-time.After(RepeatEvery):
-			case <-a.ctx.Done():
-			}
-			continue
-		}
-		select {
-		case handshakes <- struct{}{}:
-			a.background.Go(func() {
-				a.handshake(c)
-				<-handshakes
-			})
-		default:
-			c.Close()
-			a.rejected.Add(1)
-		}
-	}
+	unixsock.Serve(a.ctx, a.listener, maxHandshakes, func(err error) { a.log.Error().Err(err).Msg("cannot accept process") }, a.handshake)
 }
 
-// maxHandshakes is the max number of connections in their handshake at once. listen closes any further
-// ones, so that peers that send nothing cannot use up goroutines and descriptors.
+// maxHandshakes is the max number of connections in their handshake at once. Peers that send nothing cannot use up
+// goroutines and descriptors.
 const maxHandshakes = 1024
 
 func (a *AttachListener) handshake(c *net.UnixConn) {
-	defer context.AfterFunc(a.ctx, func() { c.Close() })()
 	conn := &AttachConn{unixsock.NewLink(c, unixsock.Limits{SendBytes: maxAttachedBytes, ReceiveBytes: maxAttachBytes})}
 	attach, err := conn.readAttach(a.uid)
 	if err == nil {

@@ -94,31 +94,12 @@ const maxMessageBytes = 1 << 20
 
 var linkLimits = zmtp.Limits{Bytes: maxMessageBytes, Parts: 1, Timeout: PeerTimeout}
 
-// maxStrangers is the max number of connections in their handshake at once. One is for
-// the peer, the rest for an occasional probe.
-const maxStrangers = 8
+// maxConnections is the max number of connections at once. One is for the peer, the rest for an occasional probe.
+const maxConnections = 8
 
 func (m *ManagerLink) accept() {
-	strangers := make(chan struct{}, maxStrangers)
-	for {
-		c, err := m.listener.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			// Most likely out of descriptors. The next attempt may succeed.
-			m.l.log.Error().Err(err).Msg("cannot accept orchestrator")
-			m.l.sleep(RepeatEvery)
-			continue
-		}
-		select {
-		case strangers <- struct{}{}:
-		default:
-			c.Close()
-			continue
-		}
-		m.l.background.Go(func() { m.l.serve(c, true, func() { <-strangers }) })
-	}
+	failed := func(err error) { m.l.log.Error().Err(err).Msg("cannot accept orchestrator") }
+	unixsock.Serve(m.l.ctx, m.listener, maxConnections, failed, func(c *net.UnixConn) { m.l.serve(c, true) })
 }
 
 // OrchestratorLink is the orchestrator's end: it publishes Observed and receives Desired.
@@ -176,7 +157,7 @@ func (o *OrchestratorLink) dial(path string) {
 		c, err := dialer.DialContext(o.l.ctx, "unix", path)
 		o.exists.Store(err == nil)
 		if err == nil {
-			o.l.serve(c.(*net.UnixConn), false, func() {})
+			o.l.serve(c.(*net.UnixConn), false)
 		}
 		// Retry after a refusal as well: another peer may soon be on the other side.
 		o.l.sleep(RepeatEvery)
@@ -252,14 +233,12 @@ func (l *link[In]) sleep(d time.Duration) {
 	}
 }
 
-// serve runs the connection c until it breaks. It calls shaken once the handshake is
-// complete.
-func (l *link[In]) serve(c *net.UnixConn, server bool, shaken func()) {
+// serve runs the connection c until it breaks.
+func (l *link[In]) serve(c *net.UnixConn, server bool) {
 	// From here on Close reaches the connection, even during the handshake.
 	defer context.AfterFunc(l.ctx, func() { c.Close() })()
 
 	z, err := l.shake(c, server)
-	shaken()
 	if err == nil {
 		err = l.exchange(z)
 		z.Close()

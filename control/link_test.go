@@ -375,7 +375,7 @@ func TestLinkStrangers(t *testing.T) {
 		invariants(t)
 		dir := socketDir(t)
 		m := listen(t, dir, zerolog.Nop())
-		for range maxStrangers - 1 {
+		for range maxConnections - 1 {
 			connect(t, dir)
 		}
 
@@ -383,9 +383,9 @@ func TestLinkStrangers(t *testing.T) {
 		o := dial(t, dir, zerolog.Nop())
 		publish(t, o, observed(1))
 		waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
-		// Handshakes in sequence would take maxStrangers-1 times zmtp.HandshakeTimeout. The limit is just
+		// Handshakes in sequence would take maxConnections-1 times zmtp.HandshakeTimeout. The limit is just
 		// below that, for busy machines.
-		if waited := time.Since(start); waited > (maxStrangers-2)*zmtp.HandshakeTimeout {
+		if waited := time.Since(start); waited > (maxConnections-2)*zmtp.HandshakeTimeout {
 			t.Errorf("the peer was heard after %v", waited)
 		}
 	})

@@ -121,44 +121,23 @@ func Listen(path string) (*net.UnixListener, error) {
 // maxConnections keeps guests from exhausting the descriptors of the server's process.
 const maxConnections = 128
 
-// acceptPause is the time until the next try after a connection could not be accepted.
-const acceptPause = 100 * time.Millisecond
-
 // Serve serves guests until ctx ends. It closes the listener and all connections. Guests then
 // keep their places until a new server listens at the same path.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
-	stop := context.AfterFunc(ctx, func() { l.Close() })
-	defer stop()
 	defer s.served.Wait()
-	defer s.close()
-	slots := make(chan struct{}, maxConnections)
-	for {
-		conn, err := l.AcceptUnix()
-		if ctx.Err() != nil {
-			if err == nil {
-				conn.Close()
-			}
-			return nil
+	serving, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer context.AfterFunc(ctx, func() {
+		s.close() // first, so that no guest gets the turn of one that leaves now
+		end()
+	})()
+	failed := func(err error) { s.config.Log.Warn().Err(err).Msg("swap server cannot accept guest") }
+	unixsock.Serve(serving, l, maxConnections, failed, func(conn *net.UnixConn) {
+		defer conn.Close()
+		if err := s.serve(conn); err != nil {
+			s.logEnd(err)
 		}
-		if err != nil {
-			s.config.Log.Warn().Err(err).Msg("swap server cannot accept guest")
-			time.Sleep(acceptPause) // it may be able to later
-			continue
-		}
-		select {
-		case slots <- struct{}{}:
-		default:
-			conn.Close()
-			continue
-		}
-		s.served.Go(func() {
-			defer func() { <-slots }()
-			defer conn.Close()
-			if err := s.serve(conn); err != nil {
-				s.logEnd(err)
-			}
-		})
-	}
+	})
+	return nil
 }
 
 // logEnd logs why the server ended a connection, once per second at most: a guest can connect at any rate.

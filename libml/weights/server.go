@@ -50,9 +50,8 @@ type server struct {
 	}
 	loads chan struct{} // one element per running loader
 
-	mu    sync.Mutex // guards held and peers
-	held  map[Identity]*file
-	peers map[*net.UnixConn]struct{}
+	mu   sync.Mutex // guards held
+	held map[Identity]*file
 
 	reporting sync.Mutex // one call of Options.Report at a time
 }
@@ -82,70 +81,28 @@ func Serve(ctx context.Context, o Options) error {
 
 func (s *server) run(ctx context.Context) error {
 	s.loads = make(chan struct{}, loadsAtOnce)
-	s.held, s.peers = make(map[Identity]*file), make(map[*net.UnixConn]struct{})
+	s.held = make(map[Identity]*file)
 	l, err := listen(s.o.Socket)
 	if err != nil {
 		return fmt.Errorf("serve weights: %w", err)
 	}
-
-	ctx, cancel := context.WithCancel(ctx)
-	var background sync.WaitGroup
-	defer func() {
-		cancel()
-		l.Close()
-		s.hangUp()
-		background.Wait()
-		s.closeFiles()
-	}()
-	background.Go(func() {
-		<-ctx.Done()
-		l.Close()
-	})
-	background.Go(func() { s.sweep(ctx) })
+	var sweeps sync.WaitGroup
+	sweeps.Go(func() { s.sweep(ctx) })
 	s.report()
 
-	for {
-		c, err := l.AcceptUnix()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				c.Close()
-			}
-			return nil
-		case err != nil:
-			s.o.Log.Error().Err(err).Msg("cannot accept a process that requests weights")
-			select {
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
-			}
-		case !s.add(c):
-			c.Close()
-		default:
-			background.Go(func() {
-				defer s.remove(c)
-				if err := s.serve(ctx, c); err != nil && ctx.Err() == nil {
-					s.o.Log.Warn().Err(err).Msg("cannot give weights to a process")
-				}
-			})
+	failed := func(err error) { s.o.Log.Error().Err(err).Msg("cannot accept a process that requests weights") }
+	unixsock.Serve(ctx, l, maxPeers, failed, func(c *net.UnixConn) {
+		defer c.Close()
+		if err := s.serve(ctx, c); err != nil && ctx.Err() == nil {
+			s.o.Log.Warn().Err(err).Msg("cannot give weights to a process")
 		}
-	}
-}
-
-// hangUp closes all connections.
-func (s *server) hangUp() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.peers {
-		c.Close()
-	}
-}
-
-// closeFiles closes all files. No other goroutine may use s any more.
-func (s *server) closeFiles() {
+	})
+	sweeps.Wait()
 	for id, f := range s.held {
 		f.memory.Close()
 		delete(s.held, id)
 	}
+	return nil
 }
 
 // listen binds the socket. Only this user may connect to it. listen removes the socket of
@@ -175,23 +132,6 @@ func listen(path string) (*net.UnixListener, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
-}
-
-func (s *server) add(c *net.UnixConn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.peers) >= maxPeers {
-		return false
-	}
-	s.peers[c] = struct{}{}
-	return true
-}
-
-func (s *server) remove(c *net.UnixConn) {
-	c.Close()
-	s.mu.Lock()
-	delete(s.peers, c)
-	s.mu.Unlock()
 }
 
 // serve answers one process, and returns when the process hangs up.

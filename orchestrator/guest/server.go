@@ -21,6 +21,7 @@ package guest
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -112,7 +113,6 @@ type Server struct {
 	closes   chan struct{} // closed when Close begins
 	closed   chan struct{}
 	handlers sync.WaitGroup
-	slots    chan struct{} // one value per connection
 	swap     turnsServer
 
 	// mu is held for moments only, because the supervisor waits for it: no I/O, and no call of a Group.
@@ -168,7 +168,7 @@ func Listen(o Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		o: o, listener: l, ended: make(chan struct{}, 1), closes: make(chan struct{}), closed: make(chan struct{}), slots: make(chan struct{}, maxConnections),
+		o: o, listener: l, ended: make(chan struct{}, 1), closes: make(chan struct{}), closed: make(chan struct{}),
 		device: Device{Wait: "the node is starting"}, holds: map[string]*hold{},
 	}
 	s.handlers.Go(s.accept)
@@ -269,32 +269,15 @@ func (s *Server) heldLocked(key string) string {
 		now.Sub(h.since).Round(time.Second), h.until.Sub(now).Round(time.Second))
 }
 
-// accept serves each connection on a goroutine.
+// accept serves connections until the listener is closed.
 func (s *Server) accept() {
-	for {
-		c, err := s.listener.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return
+	unixsock.Serve(context.Background(), s.listener, maxConnections, func(error) {}, func(c *net.UnixConn) {
+		link := control.NewGuestLink(c)
+		defer link.Close()
+		if err := s.serve(link); err != nil {
+			send(link, control.GuestAnswer{Error: err.Error()})
 		}
-		if err != nil { // no descriptors are left
-			time.Sleep(10 * time.Millisecond)
-			continue
-		}
-		select {
-		case s.slots <- struct{}{}:
-		default:
-			c.Close()
-			continue
-		}
-		s.handlers.Go(func() {
-			defer func() { <-s.slots }()
-			link := control.NewGuestLink(c)
-			defer link.Close()
-			if err := s.serve(link); err != nil {
-				send(link, control.GuestAnswer{Error: err.Error()})
-			}
-		})
-	}
+	})
 }
 
 // send sends an answer to a client that may not read it.
