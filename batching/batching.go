@@ -37,7 +37,6 @@
 package batching
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -54,20 +53,14 @@ const (
 	Fixed = string(control.BatchFixed) // see Config.Fixed and Config.Delay
 )
 
-// errUnknownRule is returned by New for a name that is no rule's.
-var errUnknownRule = errors.New("unknown batching rule")
-
 // Config is a rule's configuration. It does not change while a State lives.
 type Config struct {
 	// SLO is the latency objective, from a request's first fragment to the end of its
 	// batch.
 	SLO time.Duration
 	// Ladder has the prepared batch sizes, ascending. The first is 1, or the size of a
-	// model with a fixed batch. An empty ladder means every size from 1 to MaxBatch.
+	// model with a fixed batch.
 	Ladder []int
-	// MaxBatch is the largest batch. With a Ladder it may be 0; the ladder's last step
-	// then counts.
-	MaxBatch int
 	// Fixed is the size of the rule Fixed. If that size is not prepared, the next smaller
 	// prepared one counts. Delay is how long the oldest request waits for the batch to
 	// fill.
@@ -189,48 +182,28 @@ type Rule struct {
 	// min is the smallest limit: 1, or the ladder's first step. A model with a fixed
 	// batch has no smaller one, and fewer requests take as long.
 	min  int
+	max  int // the ladder's last step
 	next func(*Rule, State, Observation, bool) State
 }
+
+// changes are the rules by name: how the limit changes after a batch.
+var changes = map[string]func(*Rule, State, Observation, bool) State{SLAB: nextSLAB, AIMD: nextAIMD, One: nextSame, Fixed: nextSame}
 
 // New returns the rule of that name: SLAB, AIMD, One or Fixed. It copies the
 // configuration's ladder.
 func New(name string, c Config) (*Rule, error) {
-	r := &Rule{name: name, cfg: c, min: 1}
-	switch name {
-	case SLAB:
-		r.next = nextSLAB
-	case AIMD:
-		r.next = nextAIMD
-	case One, Fixed:
-		r.next = nextSame
-	default:
-		return nil, fmt.Errorf("batching rule %q: %w (%s, %s, %s, %s)", name, errUnknownRule, SLAB, AIMD, One, Fixed)
+	r := &Rule{name: name, cfg: c, min: 1, next: changes[name]}
+	ladder := slices.Clone(c.Ladder)
+	ascends := slices.Equal(ladder, slices.Compact(slices.Sorted(slices.Values(ladder))))
+	switch {
+	case r.next == nil:
+		return nil, fmt.Errorf("unknown batching rule %q: want %s, %s, %s or %s", name, SLAB, AIMD, One, Fixed)
+	case c.SLO <= 0 || len(ladder) == 0 || ladder[0] < 1 || !ascends || name == Fixed && (c.Fixed < 1 || c.Delay < 0):
+		return nil, fmt.Errorf("batching rule %s: wrong settings: %+v", name, c)
 	}
-	if name == Fixed && (c.Fixed < 1 || c.Delay < 0) {
-		return nil, fmt.Errorf("batching rule %s: size of %d and delay of %v, want at least 1 and at least 0", name, c.Fixed, c.Delay)
-	}
-	if c.SLO <= 0 {
-		return nil, fmt.Errorf("batching rule %s: objective %v is not positive", name, c.SLO)
-	}
-	r.cfg.Ladder = slices.Clone(c.Ladder)
-	for i, n := range c.Ladder {
-		if i == 0 && n < 1 {
-			return nil, fmt.Errorf("batching rule %s: ladder starts at %d, want at least 1", name, n)
-		}
-		if i > 0 && n <= c.Ladder[i-1] {
-			return nil, fmt.Errorf("batching rule %s: ladder step %d does not ascend", name, n)
-		}
-	}
-	if len(c.Ladder) > 0 {
-		if last := c.Ladder[len(c.Ladder)-1]; c.MaxBatch == 0 || c.MaxBatch > last {
-			r.cfg.MaxBatch = last
-		}
-		if name != One {
-			r.min = min(c.Ladder[0], max(1, r.cfg.MaxBatch))
-		}
-	}
-	if r.cfg.MaxBatch < 1 {
-		return nil, fmt.Errorf("batching rule %s: largest batch %d is below 1", name, c.MaxBatch)
+	r.cfg.Ladder, r.max = ladder, ladder[len(ladder)-1]
+	if name != One {
+		r.min = ladder[0]
 	}
 	return r, nil
 }
@@ -263,7 +236,7 @@ func (r *Rule) Warm(s State, padded int, elapsed time.Duration) State {
 // them: one size shows no slope. So if SLAB's limit was the largest size, the next full
 // batch tries the step above it.
 func (r *Rule) Grown(s State, before *Rule) State {
-	if r.name != SLAB || s.probe > 0 || r.Size(s) < before.cfg.MaxBatch {
+	if r.name != SLAB || s.probe > 0 || r.Size(s) < before.max {
 		return s
 	}
 	if next := r.step(r.Size(s)); next > r.Size(s) {
@@ -275,10 +248,7 @@ func (r *Rule) Grown(s State, before *Rule) State {
 // Size is the maximum number of requests in the next batch, at least 1: the largest
 // prepared size within the limit. Only One goes below the smallest prepared size.
 func (r *Rule) Size(s State) int {
-	n := max(r.min, min(int(s.Limit), r.cfg.MaxBatch))
-	if len(r.cfg.Ladder) == 0 {
-		return n
-	}
+	n := max(r.min, min(int(s.Limit), r.max))
 	i, found := slices.BinarySearch(r.cfg.Ladder, n)
 	if !found {
 		i--
@@ -293,7 +263,7 @@ func (r *Rule) Size(s State) int {
 func (r *Rule) Ladder() []int { return r.cfg.Ladder }
 
 // Pad is the prepared size in which n requests run: the ladder's next step. More than
-// MaxBatch requests do not run at once; Pad then returns n.
+// the largest do not run at once; Pad then returns n.
 func (r *Rule) Pad(n int) int {
 	if i, _ := slices.BinarySearch(r.cfg.Ladder, n); i < len(r.cfg.Ladder) {
 		return max(n, r.cfg.Ladder[i])
@@ -449,7 +419,7 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 		// Only a full batch shows that a larger limit would be used, and what batches
 		// near it cost.
 		reach := max(float64(max(maxGrowth*o.Batch, r.step(size))), s.model.largest)
-		s.Limit = max(s.Limit, min(fits, reach, float64(r.cfg.MaxBatch)))
+		s.Limit = max(s.Limit, min(fits, reach, float64(r.max)))
 	}
 	if miss || r.Size(s) != size {
 		s.contentBatches = 0
@@ -461,7 +431,7 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 	// The model is a line through the observations, and a device may be faster than its
 	// line: observations of one size give no slope. So a limit that has fitted for long
 	// tries the next step, less and less often.
-	if s.contentBatches++; s.contentBatches >= s.patience && size < r.cfg.MaxBatch {
+	if s.contentBatches++; s.contentBatches >= s.patience && size < r.max {
 		s.contentBatches = 0
 		s.patience = min(max(2*s.patience, secondPatience), maxPatience)
 		s.probe = r.step(size)
@@ -494,14 +464,8 @@ func (r *Rule) target(s State) float64 {
 	return all + s.overload*max(0, maxOverload*left-all)
 }
 
-// step is the next prepared size above n, at most MaxBatch.
-func (r *Rule) step(n int) int {
-	n++
-	if len(r.cfg.Ladder) > 0 {
-		n = r.Pad(n)
-	}
-	return min(n, r.cfg.MaxBatch)
-}
+// step is the next prepared size above n, at most the largest.
+func (r *Rule) step(n int) int { return min(r.Pad(n+1), r.max) }
 
 const (
 	// aimdIncrease is what a full batch within the objective adds to the limit. In
@@ -521,7 +485,7 @@ func nextAIMD(r *Rule, s State, o Observation, miss bool) State {
 	case miss:
 		s.Limit = max(float64(r.min), s.Limit*aimdDecrease)
 	case r.atLimit(s, o):
-		s.Limit = min(s.Limit+aimdIncrease, float64(r.cfg.MaxBatch))
+		s.Limit = min(s.Limit+aimdIncrease, float64(r.max))
 	}
 	return s
 }

@@ -99,7 +99,7 @@ func TestSince(t *testing.T) {
 		wait time.Duration
 		want int64
 	}{{SLAB, 0, 0, 10}, {AIMD, 0, 0, 10}, {One, 0, 0, 10}, {Fixed, 3, 100, 30}, {Fixed, 2, 100, 30}, {Fixed, 3, 15, 25}, {Fixed, 4, 100, 110}, {Fixed, 8, 0, 10}} {
-		r := newRule(t, c.rule, Config{SLO: time.Second, MaxBatch: 8, Fixed: c.size, Delay: c.wait})
+		r := newRule(t, c.rule, Config{SLO: time.Second, Ladder: upTo(8), Fixed: c.size, Delay: c.wait})
 		if got := r.Since(r.Start(), batch); got != c.want {
 			t.Errorf("%s of %d with a delay of %d: since %d, want %d", c.rule, c.size, c.wait, got, c.want)
 		}
@@ -107,15 +107,15 @@ func TestSince(t *testing.T) {
 }
 
 func TestFixedErrors(t *testing.T) {
-	for _, c := range []Config{{SLO: time.Second, MaxBatch: 8}, {SLO: time.Second, MaxBatch: 8, Fixed: 4, Delay: -1}} {
-		if _, err := New(Fixed, c); err == nil || !strings.Contains(err.Error(), "size") {
+	for _, c := range []Config{{SLO: time.Second, Ladder: upTo(8)}, {SLO: time.Second, Ladder: upTo(8), Fixed: 4, Delay: -1}} {
+		if _, err := New(Fixed, c); err == nil || !strings.Contains(err.Error(), "wrong settings") {
 			t.Errorf("New(fixed, %+v) = %v", c, err)
 		}
 	}
 }
 
 func TestReadyAtAllocations(t *testing.T) {
-	r := newRule(t, Fixed, Config{SLO: time.Second, MaxBatch: 32, Fixed: 32, Delay: time.Millisecond})
+	r := newRule(t, Fixed, Config{SLO: time.Second, Ladder: upTo(32), Fixed: 32, Delay: time.Millisecond})
 	s, pending := r.Start(), make([]Request, 31)
 	if n := testing.AllocsPerRun(100, func() { r.ReadyAt(s, pending) }); n != 0 {
 		t.Errorf("%v allocations", n)

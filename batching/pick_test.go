@@ -148,7 +148,7 @@ func TestPickAllocations(t *testing.T) {
 
 func TestProbe(t *testing.T) {
 	const slo = 10 * time.Millisecond
-	r := newRule(t, SLAB, Config{SLO: slo, MaxBatch: 8})
+	r := newRule(t, SLAB, Config{SLO: slo, Ladder: upTo(8)})
 	every := int64(r.probeEvery())
 	s := r.Next(r.Start(), Observation{Batch: 1, Padded: 1, Elapsed: time.Second, Ended: 7})
 	expected := func(n int) time.Duration { return r.Expected(s, n) }
@@ -185,7 +185,7 @@ func TestProbe(t *testing.T) {
 }
 
 func TestPickDemoted(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: time.Second, MaxBatch: 8})
+	r := newRule(t, SLAB, Config{SLO: time.Second, Ladder: upTo(8)})
 	s := r.Start()
 	s.Limit, s.stretch, s.demoted = 8, 3, 1e6
 	pending := []Request{

@@ -24,10 +24,10 @@ func TestSLABTargets(t *testing.T) {
 	}
 	for name, device := range devices {
 		for _, slo := range []time.Duration{25, 50, 75, 100} {
-			for _, steps := range [][]int{nil, ladder} {
+			for _, steps := range [][]int{slabsim.UpTo(64), ladder} {
 				c := slabsim.DefaultConfig(slo * time.Millisecond)
 				c.Device, c.Ladder, c.Duration = device, steps, 20*time.Second
-				t.Run(fmt.Sprintf("%s/%v/ladder=%v", name, c.SLO, steps != nil), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s/%v/%d sizes", name, c.SLO, len(steps)), func(t *testing.T) {
 					for c.Seed = 1; c.Seed <= 3; c.Seed++ {
 						check(t, c)
 					}
@@ -78,7 +78,7 @@ func TestBaselines(t *testing.T) {
 	for name, device := range models {
 		for _, slo := range []time.Duration{10 * time.Millisecond, 25 * time.Millisecond} {
 			for _, factor := range []float64{0.5, 1, 1.5, 2.5} {
-				c := slabsim.Config{SLO: slo, Device: device, Ladder: []int{1, 2, 4, 8, 16, 32}, MaxBatch: 32, Seed: 1, Duration: 5 * time.Second}
+				c := slabsim.Config{SLO: slo, Device: device, Ladder: []int{1, 2, 4, 8, 16, 32}, Seed: 1, Duration: 5 * time.Second}
 				loads, err := slabsim.Compare(c, factor, append([]slabsim.Rule{{Name: batching.SLAB}}, baselines...)...)
 				must.OK(t, err)
 				for _, l := range loads[1:] {

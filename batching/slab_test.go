@@ -1,7 +1,6 @@
 package batching
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -18,6 +17,15 @@ type device func(padded int) time.Duration
 
 func linear(fixed, each time.Duration) device {
 	return func(n int) time.Duration { return fixed + time.Duration(n)*each }
+}
+
+// upTo returns every batch size up to n.
+func upTo(n int) []int {
+	ladder := make([]int, n)
+	for i := range ladder {
+		ladder[i] = i + 1
+	}
+	return ladder
 }
 
 func newRule(t rapid.TB, name string, c Config) *Rule {
@@ -69,19 +77,18 @@ func TestNewErrors(t *testing.T) {
 		cfg  Config
 		want string
 	}{
-		{"clipper", Config{SLO: time.Second, MaxBatch: 1}, `"clipper"`},
-		{SLAB, Config{MaxBatch: 8}, "objective"},
-		{SLAB, Config{SLO: time.Second}, "largest batch 0"},
-		{SLAB, Config{SLO: time.Second, Ladder: []int{0, 4}}, "starts at 0"},
-		{AIMD, Config{SLO: time.Second, Ladder: []int{1, 4, 4}}, "4 does not ascend"},
+		{"clipper", Config{SLO: time.Second, Ladder: upTo(1)}, `"clipper"`},
+		{"", Config{SLO: time.Second, Ladder: upTo(1)}, "unknown"},
+		{SLAB, Config{Ladder: upTo(8)}, "wrong settings"},
+		{SLAB, Config{SLO: time.Second}, "wrong settings"},
+		{SLAB, Config{SLO: time.Second, Ladder: []int{0, 4}}, "Ladder:[0 4]"},
+		{AIMD, Config{SLO: time.Second, Ladder: []int{1, 4, 4}}, "Ladder:[1 4 4]"},
+		{AIMD, Config{SLO: time.Second, Ladder: []int{4, 1}}, "Ladder:[4 1]"},
 	} {
 		_, err := New(c.rule, c.cfg)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("New(%s, %+v) = %v, want it to say %q", c.rule, c.cfg, err, c.want)
 		}
-	}
-	if _, err := New("", Config{SLO: 1, MaxBatch: 1}); !errors.Is(err, errUnknownRule) {
-		t.Errorf("New of no name = %v, want ErrUnknownRule", err)
 	}
 }
 
@@ -101,12 +108,12 @@ func TestSizeAndPad(t *testing.T) {
 			t.Errorf("Pad(%d) = %d, want %d", n, got, want)
 		}
 	}
-	every := newRule(t, SLAB, Config{SLO: time.Second, MaxBatch: 5})
+	every := newRule(t, SLAB, Config{SLO: time.Second, Ladder: upTo(5)})
 	if got := every.Size(State{Limit: 9.5}); got != 5 {
-		t.Errorf("Size beyond MaxBatch = %d, want 5", got)
+		t.Errorf("Size beyond the largest = %d, want 5", got)
 	}
 	if got := every.Pad(3); got != 3 {
-		t.Errorf("Pad(3) without a ladder = %d, want 3", got)
+		t.Errorf("Pad(3) with every size = %d, want 3", got)
 	}
 }
 
@@ -118,15 +125,15 @@ func TestSLABConverges(t *testing.T) {
 		fixed, each time.Duration
 		ladder      []int
 	}{
-		{"VGG-19, 25 ms", 25 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, nil},
-		{"VGG-19, 50 ms", 50 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, nil},
-		{"VGG-19, 100 ms", 100 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, nil},
-		{"ResNet-50, 25 ms", 25 * time.Millisecond, time.Millisecond, 500 * time.Microsecond, nil},
-		{"all in the start", 25 * time.Millisecond, 10 * time.Millisecond, 100 * time.Microsecond, nil},
+		{"VGG-19, 25 ms", 25 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, upTo(32)},
+		{"VGG-19, 50 ms", 50 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, upTo(32)},
+		{"VGG-19, 100 ms", 100 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, upTo(32)},
+		{"ResNet-50, 25 ms", 25 * time.Millisecond, time.Millisecond, 500 * time.Microsecond, upTo(32)},
+		{"all in the start", 25 * time.Millisecond, 10 * time.Millisecond, 100 * time.Microsecond, upTo(32)},
 		{"on a ladder", 50 * time.Millisecond, 5 * time.Millisecond, time.Millisecond, []int{1, 2, 4, 8, 16, 32}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRule(t, SLAB, Config{SLO: c.slo, Ladder: c.ladder, MaxBatch: 32})
+			r := newRule(t, SLAB, Config{SLO: c.slo, Ladder: c.ladder})
 			d := linear(c.fixed, c.each)
 			s, _ := saturate(r, r.Start(), d, 12)
 			// The distance corresponds to the tail of an unknown deviation.
@@ -146,7 +153,7 @@ func anyDevice(t *rapid.T, name string) (*Rule, time.Duration, time.Duration) {
 	slo := time.Duration(rapid.IntRange(5, 500).Draw(t, "slo_ms")) * time.Millisecond
 	one := time.Duration(rapid.Float64Range(0.01, 0.4).Draw(t, "batch of 1, part of slo") * float64(slo))
 	fixed := time.Duration(rapid.Float64Range(0, 0.99).Draw(t, "fixed part") * float64(one))
-	c := Config{SLO: slo, MaxBatch: 64}
+	c := Config{SLO: slo, Ladder: upTo(64)}
 	if rapid.Bool().Draw(t, "ladder") {
 		c.Ladder = []int{1, 2, 4, 8, 16, 32, 64}
 	}
@@ -213,7 +220,7 @@ func TestSLABFlatDevice(t *testing.T) {
 	fixed := time.Duration(0.99 * float64(one))
 	n := noisyDevice{fixed: fixed, each: one - fixed, seed: 0xef}
 
-	r := newRule(t, SLAB, Config{SLO: slo, MaxBatch: 64})
+	r := newRule(t, SLAB, Config{SLO: slo, Ladder: upTo(64)})
 	if _, beyond := saturate(r, r.Start(), n.device(), 1000); beyond != 6 {
 		t.Errorf("%d of the batches 500 to 999 beyond the objective, want the 6 that were seen", beyond)
 	}
@@ -223,7 +230,7 @@ func TestSLABFlatDevice(t *testing.T) {
 // The objective is so tight that the device can only meet it with one request per batch:
 // the limit is 1 and stays there after every probe.
 func TestSLABSlowDevice(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 32})
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: upTo(32)})
 	s, beyond := saturate(r, r.Start(), linear(0, 20*time.Millisecond), 2000)
 	if s.Limit >= 2 || beyond > 10 {
 		t.Errorf("limit %.2f with %d of 1000 batches beyond, want 1 and at most 10 probes", s.Limit, beyond)
@@ -231,7 +238,7 @@ func TestSLABSlowDevice(t *testing.T) {
 }
 
 func TestSLABDeviceChanges(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, Ladder: upTo(64)})
 	whole, half := linear(4*time.Millisecond, time.Millisecond), linear(8*time.Millisecond, 2*time.Millisecond)
 	s, _ := saturate(r, r.Start(), whole, 200)
 	before := s.Limit
@@ -258,7 +265,7 @@ func TestSLABStep(t *testing.T) {
 
 // One outlier does not change the limit.
 func TestSLABOutlier(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, Ladder: upTo(64)})
 	d := linear(4*time.Millisecond, time.Millisecond)
 	s, _ := saturate(r, r.Start(), d, 200)
 	n := r.Size(s)
@@ -270,7 +277,7 @@ func TestSLABOutlier(t *testing.T) {
 
 // Batches far below the limit do not raise it.
 func TestSLABSmallBatches(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, Ladder: upTo(64)})
 	s := r.Start()
 	s.Limit = 16
 	for range 1000 {
@@ -287,7 +294,7 @@ func TestSLABSmallBatches(t *testing.T) {
 // If requests never wait for a running batch (bursts to an idle device), a batch may
 // take the whole rest of the objective, not half.
 func TestSLABWait(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 64})
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: upTo(64)})
 	d := linear(4*time.Millisecond, time.Millisecond)
 	s := r.Start()
 	for range 300 {
@@ -305,7 +312,7 @@ func TestSLABWait(t *testing.T) {
 
 // The limit leaves time for the aggregation.
 func TestSLABAggregation(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, Ladder: upTo(64)})
 	d := linear(4*time.Millisecond, time.Millisecond)
 	s := r.Start()
 	for range 300 {
@@ -385,7 +392,7 @@ func TestHeadroom(t *testing.T) {
 
 // Overload raises the limit, and its end lowers the limit again.
 func TestOverload(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, Ladder: upTo(64)})
 	d := linear(10*time.Millisecond, time.Millisecond)
 	calm, _ := saturate(r, r.Start(), d, 200)
 	s := calm
@@ -475,7 +482,7 @@ func TestGrownBelowLimit(t *testing.T) {
 
 // A fit is reported after five occurrences in a row.
 func TestFit(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: upTo(8)})
 	hit := Observation{Batch: 1, Padded: 1, Elapsed: 10 * time.Millisecond}
 	miss := Observation{Batch: 1, Padded: 1, Elapsed: 60 * time.Millisecond}
 	dropped := Observation{Late: 3}
@@ -548,7 +555,7 @@ func TestExpected(t *testing.T) {
 
 // AIMD adds a quarter per full batch, and removes a tenth after a miss.
 func TestAIMD(t *testing.T) {
-	r := newRule(t, AIMD, Config{SLO: 50 * time.Millisecond, MaxBatch: 12})
+	r := newRule(t, AIMD, Config{SLO: 50 * time.Millisecond, Ladder: upTo(12)})
 	s := r.Start()
 	s.Limit = 10
 	up := r.Next(s, Observation{Batch: 10, Padded: 10, Elapsed: 20 * time.Millisecond})
@@ -606,7 +613,7 @@ func TestNextAllocations(t *testing.T) {
 // Requests that arrive too late by themselves (with tiny deadlines of the client) say
 // nothing about the device.
 func TestLateRequests(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: upTo(8)})
 	s, _ := saturate(r, r.Start(), linear(time.Millisecond, time.Millisecond), 50)
 	before := r.Expected(s, 8)
 	for range 1000 {
@@ -619,7 +626,7 @@ func TestLateRequests(t *testing.T) {
 
 // The rule follows a drift even if it is too slow to be noticed from batch to batch.
 func TestSLABFollowsADrift(t *testing.T) {
-	r := newRule(t, SLAB, Config{SLO: 200 * time.Millisecond, MaxBatch: 64})
+	r := newRule(t, SLAB, Config{SLO: 200 * time.Millisecond, Ladder: upTo(64)})
 	speed := 1.0
 	d := func(n int) time.Duration {
 		return time.Duration(float64(linear(4*time.Millisecond, time.Millisecond)(n)) * speed)
@@ -697,7 +704,7 @@ func TestDemotedRecovery(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		slo := time.Duration(rapid.IntRange(5, 100).Draw(t, "slo_ms")) * time.Millisecond
 		took := time.Duration(rapid.Float64Range(0.01, 0.45).Draw(t, "batch of 1, part of slo") * float64(slo))
-		r := newRule(t, SLAB, Config{SLO: slo, MaxBatch: 1})
+		r := newRule(t, SLAB, Config{SLO: slo, Ladder: upTo(1)})
 		s := r.Warm(r.Start(), 1, took)
 		for range 50 {
 			s = r.Next(s, Observation{Batch: 1, Padded: 1, Elapsed: took})

@@ -56,9 +56,8 @@ var VGG19 = Device{Fixed: 6600 * time.Microsecond, PerImage: 1550 * time.Microse
 type Config struct {
 	SLO    time.Duration
 	Device Device
-	// Ladder and MaxBatch are passed to the rules (batching.Config).
-	Ladder   []int
-	MaxBatch int
+	// Ladder is that of the rules (batching.Config).
+	Ladder []int
 	// Seed of noise and arrivals: all rules have the same arrivals.
 	Seed uint64
 	// Duration is the virtual time of each run.
@@ -68,7 +67,16 @@ type Config struct {
 // DefaultConfig returns what `penstock-lab slab` runs for an objective: VGG19 with every
 // batch size up to 64, for a virtual minute. AIMD needs about 10 s to settle.
 func DefaultConfig(slo time.Duration) Config {
-	return Config{SLO: slo, Device: VGG19, MaxBatch: 64, Seed: 1, Duration: time.Minute}
+	return Config{SLO: slo, Device: VGG19, Ladder: UpTo(64), Seed: 1, Duration: time.Minute}
+}
+
+// UpTo returns every batch size up to n.
+func UpTo(n int) []int {
+	ladder := make([]int, n)
+	for i := range ladder {
+		ladder[i] = i + 1
+	}
+	return ladder
 }
 
 // Report is the output of `penstock-lab slab -o json`.
@@ -188,7 +196,7 @@ func Compare(c Config, factor float64, rules ...Rule) ([]Load, error) {
 
 func (c *Config) rule(r Rule) (*batching.Rule, error) {
 	rule, err := batching.New(r.Name, batching.Config{
-		SLO: c.SLO, Ladder: c.Ladder, MaxBatch: c.MaxBatch, Fixed: r.Fixed, Delay: r.Delay,
+		SLO: c.SLO, Ladder: c.Ladder, Fixed: r.Fixed, Delay: r.Delay,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("simulate batching: %w", err)
@@ -219,12 +227,8 @@ func runRule(name string, c Config) (Result, error) {
 // capacity returns the device's rate in requests/s in the largest prepared batch that takes
 // at most half the objective without noise, or otherwise in a batch of 1.
 func (c *Config) capacity(rule *batching.Rule) float64 {
-	most := c.MaxBatch
-	if n := len(c.Ladder); n > 0 {
-		most = c.Ladder[n-1]
-	}
 	best := 1
-	for n := 2; n <= most && c.Device.Time(n) <= c.SLO/2; n++ {
+	for n := 2; n <= slices.Max(c.Ladder) && c.Device.Time(n) <= c.SLO/2; n++ {
 		if rule.Pad(n) == n {
 			best = n
 		}

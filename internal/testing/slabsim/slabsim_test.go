@@ -30,7 +30,7 @@ func TestLoneRequests(t *testing.T) {
 	c := DefaultConfig(50 * time.Millisecond)
 	c.Device = Device{Fixed: 3 * time.Millisecond, PerImage: 2 * time.Millisecond}
 	c.Duration = 100 * time.Second
-	rule, err := batching.New(batching.SLAB, batching.Config{SLO: c.SLO, MaxBatch: 1})
+	rule, err := batching.New(batching.SLAB, batching.Config{SLO: c.SLO, Ladder: UpTo(1)})
 	must.OK(t, err)
 	l := runLoad(rule, c, Load{RateRPS: 1}, slots)
 	if l.P99Millis < 5 || l.P99Millis > 10 || l.LatePercent != 0 {
@@ -57,9 +57,9 @@ func TestT90Unsettled(t *testing.T) {
 
 func TestRunErrors(t *testing.T) {
 	for name, c := range map[string]Config{
-		"no time a picture": {SLO: time.Second, MaxBatch: 1, Duration: time.Second},
-		"no duration":       {SLO: time.Second, MaxBatch: 1, Device: VGG19},
-		"no objective":      {MaxBatch: 1, Device: VGG19, Duration: time.Second},
+		"no time a picture": {SLO: time.Second, Ladder: UpTo(1), Duration: time.Second},
+		"no duration":       {SLO: time.Second, Ladder: UpTo(1), Device: VGG19},
+		"no objective":      {Ladder: UpTo(1), Device: VGG19, Duration: time.Second},
 		"no batch":          {SLO: time.Second, Device: VGG19, Duration: time.Second},
 	} {
 		if _, err := Run(c); err == nil {
