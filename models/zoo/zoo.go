@@ -4,7 +4,7 @@
 //
 // It is a separate package because it takes 9 MB: a program that only links libml
 // does not carry it. Pages that are never read are never loaded. A build with the
-// tag slim carries nothing and reads the same files from a folder.
+// tag slim carries nothing and reads the same files from the folder that PENSTOCK_ZOO names.
 package zoo
 
 import (
