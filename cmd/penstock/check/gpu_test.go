@@ -160,10 +160,9 @@ func TestLoaderPaths(t *testing.T) {
 	t.Setenv("LD_LIBRARY_PATH", "")
 	found := look()
 	expect(t, found, "onnx on cuda", true, cudaProviderName, "")
-	expect(t, found, "cudnn", true, filepath.Join(dir, "libcudnn.so.9"), "")
-	expect(t, found, "cublas", false, "libcublas.so.12 not found; "+cudaProviderName+" needs it", "apt-get install cuda-libraries-12-0")
+	expect(t, found, "cuda libraries", false, "libcublas.so.12 not found; "+cudaProviderName+" needs them", "apt-get install cuda-libraries-12-0 libcudnn9-cuda-12")
 	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+filepath.Join(dir, "elsewhere"))
-	expect(t, look(), "cublas", true, filepath.Join(dir, "elsewhere", "libcublas.so.12"), "")
+	expect(t, look(), "cuda libraries", true, filepath.Join(dir, "elsewhere", "libcublas.so.12")+", "+filepath.Join(dir, "libcudnn.so.9"), "")
 }
 
 // A node whose MPS did not come up goes on by time, and would not be found out by trying.

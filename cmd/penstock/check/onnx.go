@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/libml/onnx"
@@ -56,57 +55,26 @@ func cudaProvider(_ context.Context, m *machine) []Finding {
 		return []Finding{fail(fmt.Sprintf("%s: %v", provider, err), "").about(subject)}
 	}
 
-	list := []Finding{pass(provider).about(subject)}
-	for _, p := range cudaParts {
-		if f, needed := p.check(libraries); needed {
-			list = append(list, f.about(p.subject))
-		}
-	}
-	return list
+	return []Finding{pass(provider).about(subject), cudaLibraries(libraries).about("cuda libraries")}
 }
 
-// cudaPart is libraries that one package installs.
-type cudaPart struct {
-	subject, prefix string
-	packageFormat   string // with the major version of CUDA
-}
-
-var cudaParts = []cudaPart{
-	{"cudnn", "libcudnn", "libcudnn9-cuda-%s"},
-	{"cublas", "libcublas", "cuda-libraries-%s-0"},
-	{"cuda runtime", "libcu", "cuda-libraries-%s-0"}, // all CUDA libraries of no other part
-}
-
-// contains reports whether a library is of this part: its prefix is the longest that matches.
-func (p cudaPart) contains(library string) bool {
-	for _, other := range cudaParts {
-		if len(other.prefix) > len(p.prefix) && strings.HasPrefix(library, other.prefix) {
-			return false
-		}
-	}
-	return strings.HasPrefix(library, p.prefix)
-}
-
-// check reports which of this part's libraries were found. It is not needed if there are none
-// among libraries.
-func (p cudaPart) check(libraries []library) (f Finding, needed bool) {
+// cudaLibraries reports which of CUDA's libraries were found.
+func cudaLibraries(libraries []library) Finding {
 	var missing, found []string
 	for _, l := range libraries {
 		switch {
-		case !p.contains(l.name):
+		case !strings.HasPrefix(l.name, "libcu"):
 		case l.path == "":
 			missing = append(missing, l.name)
 		default:
 			found = append(found, l.path)
 		}
 	}
-	slices.Sort(found)
-
 	if len(missing) > 0 {
-		return fail(fmt.Sprintf("%s not found; %s needs it", strings.Join(missing, ", "), cudaProviderName),
-			"apt-get install "+fmt.Sprintf(p.packageFormat, cudaMajor(libraries))+"   # from NVIDIA's repository; or add its folder to LD_LIBRARY_PATH"), true
+		return fail(fmt.Sprintf("%s not found; %s needs them", strings.Join(missing, ", "), cudaProviderName),
+			fmt.Sprintf("apt-get install cuda-libraries-%[1]s-0 libcudnn9-cuda-%[1]s   # from NVIDIA's repository; or add their folders to LD_LIBRARY_PATH", cudaMajor(libraries)))
 	}
-	return pass(strings.Join(found, ", ")), len(found) > 0
+	return pass(strings.Join(found, ", "))
 }
 
 // cudaMajor is the version of CUDA that a provider was built for, which is its cuBLAS's.
