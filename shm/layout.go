@@ -156,7 +156,7 @@ type Request struct {
 	Bytes uint32
 	// Priority is what the client asked for: higher goes first.
 	Priority uint8
-	// Format, Width, Height and Stride are those of Picture.
+	// Format, Width, Height and Stride are of Picture.
 	Format wire.PictureFormat
 	// LowestScore is the score, in 1/65535, below which the client wants nothing; 0 means the card's.
 	LowestScore uint16
@@ -170,17 +170,18 @@ type Request struct {
 	// Stream stands for one stream of the client. It is a hash with a secret key.
 	Stream        uint64
 	Width, Height uint16
-	Stride        uint32
+	// Stride has the colours in its highest byte.
+	Stride uint32
 }
 
 // Picture is the format and shape of the request's picture, which has exactly Bytes. The zero value is the card's.
 func (r *Request) Picture() wire.Picture {
-	return wire.Picture{Format: r.Format, Width: int(r.Width), Height: int(r.Height), Stride: int(r.Stride)}
+	return wire.Picture{Format: r.Format, Width: int(r.Width), Height: int(r.Height), Stride: int(r.Stride & wire.MaxStride), Colours: wire.Colours(r.Stride >> 24)}
 }
 
 // SetPicture sets the fields of Picture.
 func (r *Request) SetPicture(p wire.Picture) {
-	r.Format, r.Width, r.Height, r.Stride = p.Format, uint16(p.Width), uint16(p.Height), uint32(p.Stride)
+	r.Format, r.Width, r.Height, r.Stride = p.Format, uint16(p.Width), uint16(p.Height), uint32(p.Stride)|uint32(p.Colours)<<24
 }
 
 // Result is what an IF reports about a request, next to the payload.

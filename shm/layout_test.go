@@ -28,7 +28,7 @@ func TestGoldenBytes(t *testing.T) {
 	g := Geometry{Slots: 2, MaxFragments: 2, ResultBytes: 5, PoolBytes: 128}
 	p := newPair(t, g)
 	r := Request{ID: 0x11223344, Fragments: 2, Bytes: 0x600, Priority: 9, FirstFragment: 1, Complete: 2, Deadline: 3, Address: 4, Client: 5}
-	picture := wire.Picture{Format: wire.FormatNV12, Width: 32, Height: 16, Stride: 64}
+	picture := wire.Picture{Format: wire.FormatNV12, Width: 32, Height: 16, Stride: 64, Colours: wire.BT709 | wire.FullRange}
 	r.SetPicture(picture)
 	if got := r.Picture(); got != picture {
 		t.Errorf("picture is %+v, want %+v", got, picture)
@@ -58,7 +58,7 @@ func TestGoldenBytes(t *testing.T) {
 0080 44332211020000000006000009040000
 0090 01000000000000000200000000000000
 00a0 03000000000000000400000005000000
-00b0 00000000000000002000100040000000
+00b0 00000000000000002000100040000005
 00e0 00100000000000002000000000040700
 00f0 00200000000000002004000000020000
 `},

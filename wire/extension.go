@@ -25,8 +25,8 @@ import (
 //
 //	use 2: what the client wants of the request
 //
-//	24  u8 picture format, 0 for the card's picture · zero · u16 lowest score, in 1/65535, 0 for the card's
-//	28  u16 width · u16 height · u32 stride, ignored without a format
+//	24  u8 picture format, 0 for the card's picture · u8 colours · u16 lowest score, in 1/65535, 0 for the card's
+//	28  u16 width · u16 height · u32 stride, ignored without a format, like the colours
 //	36  u32 stream id
 type Extension struct {
 	// Deadline is how long after the client's send an answer is still useful; 0
@@ -135,7 +135,7 @@ func (e *Extension) Put(b []byte) {
 		copy(b[28:], e.Missing.bitmap[:])
 	} else if e.LowestScore != 0 || e.Stream != 0 || e.Picture.Format != 0 {
 		b[5] = useRequest
-		b[24] = byte(e.Picture.Format)
+		b[24], b[25] = byte(e.Picture.Format), byte(e.Picture.Colours)
 		binary.LittleEndian.PutUint16(b[26:], e.LowestScore)
 		binary.LittleEndian.PutUint16(b[28:], uint16(e.Picture.Width))
 		binary.LittleEndian.PutUint16(b[30:], uint16(e.Picture.Height))
@@ -166,7 +166,7 @@ func DecodeExtension(b []byte) (Extension, error) {
 		if f := PictureFormat(b[24]); f != 0 {
 			e.Picture = Picture{
 				Format: f, Width: int(binary.LittleEndian.Uint16(b[28:])), Height: int(binary.LittleEndian.Uint16(b[30:])),
-				Stride: int(binary.LittleEndian.Uint32(b[32:])),
+				Stride: int(binary.LittleEndian.Uint32(b[32:])), Colours: Colours(b[25]),
 			}
 		}
 	}

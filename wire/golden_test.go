@@ -38,7 +38,7 @@ var exampleProof = Extension{Cookie: exampleCookie}
 var exampleQuestion = Extension{Cookie: exampleCookie, Missing: Missing{base: 3, span: 256, bitmap: [MaxMissing / 8]byte{0: 0b101, 31: 0x80}}}
 
 var exampleRequest = Extension{
-	Cookie: exampleCookie, LowestScore: 0x4000, Stream: 0x01020304, Picture: Picture{Format: FormatUYVY, Width: 4, Height: 4, Stride: 10},
+	Cookie: exampleCookie, LowestScore: 0x4000, Stream: 0x01020304, Picture: Picture{Format: FormatUYVY, Width: 4, Height: 4, Stride: 10, Colours: BT709 | FullRange},
 }
 
 var exampleExtension = Extension{Deadline: 25 * time.Millisecond, Priority: 3, SentAt: 0x1122334455667788}

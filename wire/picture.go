@@ -112,13 +112,35 @@ func (f PictureFormat) String() string {
 	return fmt.Sprintf("format %d", uint8(f))
 }
 
+// Colours say which colours Y, U and V stand for: a matrix, and whether the samples have the full range. The zero value is
+// BT.601 with the limited range, 16 to 235. Formats without Y, U and V ignore them.
+type Colours uint8
+
+// The matrices, and the flag of the full range. BT.2020 has a constant part of each colour in Y, of which there is no flag.
+const (
+	BT601     Colours = 0
+	BT709     Colours = 1
+	BT2020    Colours = 2
+	FullRange Colours = 4
+)
+
+// ColourNames are the names of Colours; those without a name are unknown.
+var ColourNames = [...]string{"bt601", "bt709", "bt2020", "", "bt601-full", "bt709-full", "bt2020-full"}
+
+func (c Colours) known() bool { return int(c) < len(ColourNames) && ColourNames[c] != "" }
+
 // Picture is the shape of a picture in a request.
 type Picture struct {
 	Format        PictureFormat
 	Width, Height int
 	// Stride is the number of bytes from one row to the next; 0 means RowBytes. Rows of the planes U and V of I420 have half of it.
-	Stride int
+	// It is at most MaxStride.
+	Stride  int
+	Colours Colours
 }
+
+// MaxStride is the largest stride.
+const MaxStride = 1<<24 - 1
 
 // RowBytes returns the number of bytes of a row's pixels in the first plane. The format is known.
 func (p Picture) RowBytes() int {
@@ -146,6 +168,8 @@ func (p Picture) Check(total, largest int) error {
 		return err
 	case max(p.Width, p.Height) > math.MaxUint16:
 		return fmt.Errorf("picture has %d x %d pixels, want at most %d on each side", p.Width, p.Height, math.MaxUint16)
+	case p.Stride > MaxStride:
+		return fmt.Errorf("picture has a stride of %d bytes, want at most %d", p.Stride, MaxStride)
 	case size > largest:
 		return fmt.Errorf("picture of %d x %d of %s has %d bytes, and the function takes at most %d", p.Width, p.Height, p.Format, size, largest)
 	case size != total:
@@ -171,6 +195,8 @@ func (p Picture) Bytes() (int, error) {
 		return 0, fmt.Errorf("picture has %d x %d pixels, want even numbers for %s", p.Width, p.Height, l.Name)
 	case l.Bayer && (p.Width < 4 || p.Height < 4):
 		return 0, fmt.Errorf("picture has %d x %d pixels, want at least 4 x 4 for %s", p.Width, p.Height, l.Name)
+	case !p.Colours.known():
+		return 0, fmt.Errorf("picture has colours %d, which are unknown", p.Colours)
 	case p.Stride == 0:
 		return rows * row, nil
 	case p.Stride < row:

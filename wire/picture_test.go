@@ -13,18 +13,20 @@ func TestPictureCheck(t *testing.T) {
 		total   int
 		want    string // part of the error; empty for none
 	}{
-		{"nv12", Picture{FormatNV12, 1920, 1080, 0}, 3110400, ""},
-		{"stride", Picture{FormatRGB8, 3, 2, 16}, 32, ""},
-		{"the largest", Picture{FormatRGBA8, 1920, 1200, 0}, largest, ""},
-		{"other total", Picture{FormatNV12, 1920, 1080, 0}, 3110399, "has 3110400 bytes, and the request 3110399"},
-		{"stride below the width", Picture{FormatGrey8, 100, 1, 99}, 99, "stride of 99 bytes, and a row of 100 pixels of grey8 has 100"},
-		{"odd width", Picture{FormatNV12, 3, 2, 0}, 9, "want even numbers for nv12"},
-		{"odd height", Picture{FormatNV12, 2, 3, 0}, 9, "want even numbers for nv12"},
-		{"no pixels", Picture{FormatRGB8, 0, 0, 0}, 1, "0 x 0 pixels"},
-		{"65,535 squared", Picture{FormatRGB8, 65535, 65535, 0}, 1, "has 12884508675 bytes, and the function takes at most 9216000"},
-		{"wide", Picture{FormatGrey8, 65536, 1, 0}, 65536, "want at most 65535 on each side"},
-		{"high stride", Picture{FormatGrey8, 2, 65535, 1<<32 - 1}, 1, "at most 9216000"},
-		{"unknown format", Picture{99, 4, 4, 0}, 48, "format 99, which is unknown"},
+		{"nv12", Picture{FormatNV12, 1920, 1080, 0, 0}, 3110400, ""},
+		{"stride", Picture{FormatRGB8, 3, 2, 16, 0}, 32, ""},
+		{"the largest", Picture{FormatRGBA8, 1920, 1200, 0, 0}, largest, ""},
+		{"other total", Picture{FormatNV12, 1920, 1080, 0, 0}, 3110399, "has 3110400 bytes, and the request 3110399"},
+		{"stride below the width", Picture{FormatGrey8, 100, 1, 99, 0}, 99, "stride of 99 bytes, and a row of 100 pixels of grey8 has 100"},
+		{"odd width", Picture{FormatNV12, 3, 2, 0, 0}, 9, "want even numbers for nv12"},
+		{"odd height", Picture{FormatNV12, 2, 3, 0, 0}, 9, "want even numbers for nv12"},
+		{"no pixels", Picture{FormatRGB8, 0, 0, 0, 0}, 1, "0 x 0 pixels"},
+		{"65,535 squared", Picture{FormatRGB8, 65535, 65535, 0, 0}, 1, "has 12884508675 bytes, and the function takes at most 9216000"},
+		{"wide", Picture{FormatGrey8, 65536, 1, 0, 0}, 65536, "want at most 65535 on each side"},
+		{"high stride", Picture{FormatGrey8, 2, 65535, MaxStride, 0}, 1, "at most 9216000"},
+		{"higher stride", Picture{FormatGrey8, 2, 1, MaxStride + 1, 0}, MaxStride + 1, "stride of 16777216 bytes, want at most 16777215"},
+		{"unknown colours", Picture{FormatUYVY, 2, 1, 0, 3}, 4, "colours 3, which are unknown"},
+		{"unknown format", Picture{99, 4, 4, 0, 0}, 48, "format 99, which is unknown"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			err := row.picture.Check(row.total, largest)
@@ -33,7 +35,7 @@ func TestPictureCheck(t *testing.T) {
 			}
 		})
 	}
-	if err := (Picture{FormatRGB8, 1, 1, 0}).Check(3, 0); err == nil || !strings.Contains(err.Error(), "max_picture") {
+	if err := (Picture{FormatRGB8, 1, 1, 0, 0}).Check(3, 0); err == nil || !strings.Contains(err.Error(), "max_picture") {
 		t.Errorf("error is %v, want the key to set", err)
 	}
 }

@@ -81,6 +81,7 @@ type Decoder struct {
 	lines     *os.File // what ffmpeg says
 	infos     chan frameInfo
 	described chan struct{} // closed when all of lines was read
+	next      frameInfo     // of read's: described without its colours
 	spare     sync.Pool     // of *picture.Raw
 
 	mu      sync.Mutex // guards below
@@ -264,14 +265,16 @@ func (in Input) arguments() (args []string, list string) {
 		shrink = fmt.Sprintf("min(1,sqrt(%d/(1.5*iw*ih)))", in.Largest)
 	}
 	return append(args, "-map", "0:v:0", "-an", "-sn", "-dn", "-autoscale", "0", "-fps_mode", "passthrough",
-		"-vf", "scale=w='2*max(1,trunc(iw/2*"+shrink+"))':h='2*max(1,trunc(ih/2*"+shrink+"))',format=yuv420p|nv12,sidedata=mode=delete,showinfo@frames=checksum=0",
+		"-vf", "scale=w='2*max(1,trunc(iw/2*"+shrink+"))':h='2*max(1,trunc(ih/2*"+shrink+"))',format=yuv420p|yuvj420p|nv12,sidedata=mode=delete,showinfo@frames=checksum=0",
 		"-c:v", "rawvideo", "-thread_type", "slice", "-f", "rawvideo", "-flush_packets", "1", "-avioflags", "direct", "pipe:1"), list
 }
 
 var (
-	frameLine = regexp.MustCompile(`^\[showinfo@frames @ 0x[0-9a-f]+\] \[info\] n: *\d+ pts: *\S+ pts_time:(\S+) .*\bfmt:(nv12|yuv420p) .*\bs:(\d{1,6})x(\d{1,6})\b`)
-	rateLine  = regexp.MustCompile(`^\[showinfo@frames @ 0x[0-9a-f]+\] \[info\] config in .*frame_rate: (\d{1,9})/(\d{1,9})`)
-	errorLine = regexp.MustCompile(`^(?:\[[^\]]* @ 0x[0-9a-f]+\] )?\[(?:error|fatal|panic)\] (.*)`)
+	frameLine = regexp.MustCompile(`^\[showinfo@frames @ 0x[0-9a-f]+\] \[info\] n: *\d+ pts: *\S+ pts_time:(\S+) .*\bfmt:(nv12|yuvj?420p) .*\bs:(\d{1,6})x(\d{1,6})\b`)
+	// colourLine ends the description of a frame.
+	colourLine = regexp.MustCompile(`^\[showinfo@frames @ 0x[0-9a-f]+\] \[info\] color_range:(\S+) color_space:(\S+)`)
+	rateLine   = regexp.MustCompile(`^\[showinfo@frames @ 0x[0-9a-f]+\] \[info\] config in .*frame_rate: (\d{1,9})/(\d{1,9})`)
+	errorLine  = regexp.MustCompile(`^(?:\[[^\]]* @ 0x[0-9a-f]+\] )?\[(?:error|fatal|panic)\] (.*)`)
 )
 
 // read takes ffmpeg's lines until it ends.
@@ -300,14 +303,25 @@ func (d *Decoder) read() {
 func (d *Decoder) take(line string) bool {
 	if m := frameLine.FindStringSubmatch(line); m != nil {
 		info := frameInfo{}
-		info.Format = map[string]wire.PictureFormat{"nv12": wire.FormatNV12, "yuv420p": wire.FormatI420}[m[2]]
+		info.Format = wire.FormatI420
+		if m[2] == "nv12" {
+			info.Format = wire.FormatNV12
+		}
 		info.Width, _ = strconv.Atoi(m[3]) // digits
 		info.Height, _ = strconv.Atoi(m[4])
 		if s, err := strconv.ParseFloat(m[1], 64); err == nil {
 			info.pts, info.timed = time.Duration(s*float64(time.Second)), true
 		}
+		d.next = info
+		return true
+	}
+	if m := colourLine.FindStringSubmatch(line); m != nil {
+		d.next.Colours = map[string]wire.Colours{"bt709": wire.BT709, "bt2020nc": wire.BT2020}[m[2]]
+		if m[1] == "pc" {
+			d.next.Colours |= wire.FullRange
+		}
 		select {
-		case d.infos <- info:
+		case d.infos <- d.next:
 			return true
 		default:
 			return false

@@ -60,6 +60,7 @@ func TestFaults(t *testing.T) {
 		"die":         {1, "ffmpeg was ended by a signal (killed)", false},
 		"sizes":       {3, "EOF", false},
 		"none":        {0, "ffmpeg found no video frames", false},
+		"colours":     {0, "frame too large: 0 × 0 pixels, want at most 64 Mpixel", false},
 		"undescribed": {0, "ffmpeg found no video frames", false},
 		"huge":        {0, "frame too large: 99999 × 99999 pixels, want at most 64 Mpixel", false},
 		"zero":        {0, "frame too large: 0 × 99999 pixels, want at most 64 Mpixel", false},

@@ -83,17 +83,27 @@ func TestShapes(t *testing.T) {
 		largest        int
 		want           wire.Picture
 	}{
-		"4:2:0":       {"64x48", "yuv420p", 64 * 48 * 3 / 2, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
-		"pairs":       {"64x48", "nv12", 0, wire.Picture{Format: wire.FormatNV12, Width: 64, Height: 48}},
-		"full range":  {"64x48", "yuvj420p", 0, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
+		"4:2:0":      {"64x48", "yuv420p", 64 * 48 * 3 / 2, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
+		"pairs":      {"64x48", "nv12", 0, wire.Picture{Format: wire.FormatNV12, Width: 64, Height: 48}},
+		"full range": {"64x48", "yuvj420p", 0, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48, Colours: wire.FullRange}},
+		"BT.709": {"64x48", "rgb24,scale=out_color_matrix=bt709,format=yuv420p,setparams=colorspace=bt709", 64 * 48 * 3 / 2,
+			wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48, Colours: wire.BT709}},
+		"BT.709 of full range": {"64x48", "rgb24,scale=out_color_matrix=bt709:out_range=pc,format=nv12,setparams=colorspace=bt709:range=pc", 0,
+			wire.Picture{Format: wire.FormatNV12, Width: 64, Height: 48, Colours: wire.BT709 | wire.FullRange}},
+		"BT.2020, shrunk": {"640x480", "rgb24,scale=out_color_matrix=bt2020,format=yuv420p,setparams=colorspace=bt2020nc", 64 * 48 * 3 / 2,
+			wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48, Colours: wire.BT2020}},
 		"transparent": {"64x48", "rgba", 0, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
 		"odd":         {"65x49", "yuv444p", 0, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
 		"too large":   {"640x480", "yuv420p", 64 * 48 * 3 / 2, wire.Picture{Format: wire.FormatI420, Width: 64, Height: 48}},
-		"a line":      {"640x2", "gray,crop=640:1:exact=1", 0, wire.Picture{Format: wire.FormatI420, Width: 640, Height: 2}},
+		"a line":      {"640x2", "gray,crop=640:1:exact=1", 0, wire.Picture{Format: wire.FormatI420, Width: 640, Height: 2, Colours: wire.FullRange}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "a.nut")
-			videotest.Run(t, "-f", "lavfi", "-i", "color=c=red:size="+c.source, "-frames:v", "1", "-c:v", "rawvideo", "-vf", "format="+c.format, file)
+			file := filepath.Join(t.TempDir(), "a.mkv")
+			codec := "rawvideo"
+			if name == "odd" {
+				codec = "ffv1" // ffmpeg pads the rows of such raw video
+			}
+			videotest.Run(t, "-f", "lavfi", "-i", "color=c=red:size="+c.source, "-frames:v", "1", "-c:v", codec, "-allow_raw_vfw", "1", "-vf", "format="+c.format, file)
 			in := video(t, file)
 			in.Largest = c.largest
 			frames, err := readAll(t, in)

@@ -527,6 +527,12 @@ struct Picture {
   u8 order;            // of BAYER
   u16 low, image;      // the sample of black; in the tensor
   float scale;         // levels of a sample's step
+  u32 colours;         // of YUV: the matrix
+};
+
+// Matrix has the parts of Y, U and V in red, green and blue, in 2^-20 of a level.
+struct Matrix {
+  int light, redOfV, greenOfU, greenOfV, blueOfU;
 };
 
 // Sampling is the argument of a launch.
@@ -536,6 +542,7 @@ struct Sampling {
   u32 base[3], channels;                      // as in Channel
   float mix[3][4];                            // by channel: red, green, blue, one
   float pad[3], background[3];                // colours
+  Matrix matrix[7];
   Picture picture[PICTURES];
 };
 
@@ -612,12 +619,13 @@ static __device__ __forceinline__ void colourOf(const Sampling &b, const Picture
   u64 others = p.at + (u64)(y >> (p.half >> 1)) * p.colourRow + (x >> (p.half & 1)) * p.colour;
   v[0] = readByte(first + p.plane[0]), v[1] = readByte(others + p.plane[1]), v[2] = readByte(others + p.plane[2]);
   if (p.kind == YUV) {
-    // ITU-R BT.601 in 1024ths of a level, as in models/sampling.
-    int light = (int)v[0] - 16, blue = (int)v[1] - 128, red = (int)v[2] - 128;
-    light = (1220542 * (light < 0 ? 0 : light) >> 10) + 512;
-    v[0] = clamp((light + (1673527 * red >> 10)) >> 10);
-    v[1] = clamp((light + ((512 - 409993 * blue) >> 10) + (-852492 * red >> 10)) >> 10);
-    v[2] = clamp((light + (2116026 * blue >> 10)) >> 10);
+    // In 1024ths of a level, as in models/sampling.
+    const Matrix &m = b.matrix[p.colours];
+    int light = (int)v[0] - p.low, blue = (int)v[1] - 128, red = (int)v[2] - 128;
+    light = (m.light * (light < 0 ? 0 : light) >> 10) + 512;
+    v[0] = clamp((light + (m.redOfV * red >> 10)) >> 10);
+    v[1] = clamp((light + ((512 + m.greenOfU * blue) >> 10) + (m.greenOfV * red >> 10)) >> 10);
+    v[2] = clamp((light + (m.blueOfU * blue >> 10)) >> 10);
   }
   u32 alpha = p.kind == RGBA ? readByte(first + 3) : 255;
 #pragma unroll

@@ -28,7 +28,7 @@ type samplingHead struct {
 	Channels                              uint32
 	Mix                                   [3][4]float32
 	Pad, Background                       [3]float32
-	_                                     uint32
+	Matrix                                [len(wire.ColourNames)]sampling.Matrix
 }
 
 type samplingAxis struct {
@@ -47,7 +47,7 @@ type samplingPicture struct {
 	Pitch, Bits, HighFirst, BayerOrder uint8
 	Low, Image                         uint16
 	Scale                              float32
-	_                                  uint32
+	Colours                            uint32
 }
 
 var samplingBytes = binary.Size(samplingParameter{})
@@ -103,6 +103,11 @@ func newSamplingHead(in *models.Input) samplingHead {
 		}
 		h.Background[k] = float32(in.Background[k])
 	}
+	for c, name := range wire.ColourNames {
+		if name != "" {
+			h.Matrix[c], _ = sampling.MatrixOf(wire.Colours(c))
+		}
+	}
 	return h
 }
 
@@ -124,8 +129,10 @@ func newSamplingPicture(in *models.Input, picture wire.Picture, r sampling.Regio
 		At: uint64(at), Image: uint16(index), Row: row, ColourRow: row,
 		Across: newSamplingAxis(r.Part.Min.X, r.Part.Dx(), picture.Width, r.Inside.Min.X, r.Inside.Dx(), in.Antialias),
 		Down:   newSamplingAxis(r.Part.Min.Y, r.Part.Dy(), picture.Height, r.Inside.Min.Y, r.Inside.Dy(), in.Antialias),
-		Pixel:  uint8(l.Samples), Colour: uint8(l.Samples), Kind: samplesYUV,
+		Pixel:  uint8(l.Samples), Colour: uint8(l.Samples), Kind: samplesYUV, Colours: uint32(picture.Colours),
 	}
+	_, black := sampling.MatrixOf(picture.Colours)
+	p.Low = uint16(black)
 	luma := row * uint32(picture.Height)
 	switch picture.Format {
 	case wire.FormatRGB8:

@@ -41,6 +41,7 @@ func randomSampled(random *rand.Rand, f wire.PictureFormat, in *models.Input) (s
 	if l.EvenHeight {
 		s.Height &^= 1
 	}
+	s.Colours = []wire.Colours{0, 1, 2, 4, 5, 6}[random.IntN(6)]
 	if random.IntN(2) == 0 {
 		s.Stride = s.RowBytes() + 2*random.IntN(9)
 		s.Stride += s.Stride & 1
@@ -158,6 +159,7 @@ func TestSamplingRefusals(t *testing.T) {
 		region  sampling.Region
 	}{
 		"unknown format": {wire.Picture{Format: 200, Width: 8, Height: 8}, sampling.Region{Part: whole, Inside: whole}},
+		"other colours":  {wire.Picture{Format: wire.FormatRGB8, Width: 8, Height: 8, Colours: 3}, sampling.Region{Part: whole, Inside: whole}},
 		"odd NV12":       {wire.Picture{Format: wire.FormatNV12, Width: 9, Height: 8}, sampling.Region{Part: whole, Inside: whole}},
 		"beyond picture": {wire.Picture{Format: wire.FormatRGB8, Width: 7, Height: 8}, sampling.Region{Part: whole, Inside: whole}},
 		"beyond tensor":  {wire.Picture{Format: wire.FormatRGB8, Width: 8, Height: 8}, sampling.Region{Part: whole, Inside: whole.Inset(-1)}},

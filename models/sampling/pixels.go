@@ -1,6 +1,10 @@
 package sampling
 
-import "github.com/penstock/penstock/wire"
+import (
+	"math"
+
+	"github.com/penstock/penstock/wire"
+)
 
 // The fields of a pixel (package comment).
 const (
@@ -21,8 +25,8 @@ type rows struct {
 type reader func(to []uint64, at []int32, r *rows)
 
 // newReader returns the reader of a format, and how many bits of a level's fraction its fields have.
-func newReader(f wire.PictureFormat, l wire.PictureLayout, background [3]uint8, low, high int) (_ reader, fraction uint) {
-	switch f {
+func newReader(picture wire.Picture, l wire.PictureLayout, background [3]uint8, low, high int) (_ reader, fraction uint) {
+	switch picture.Format {
 	case wire.FormatRGB8:
 		return func(to []uint64, at []int32, r *rows) { readRGB(to, at, r.bytes, 0, 2) }, 0
 	case wire.FormatBGR8:
@@ -30,13 +34,12 @@ func newReader(f wire.PictureFormat, l wire.PictureLayout, background [3]uint8, 
 	case wire.FormatRGBA8:
 		return func(to []uint64, at []int32, r *rows) { readRGBA(to, at, r.bytes, background) }, 0
 	case wire.FormatNV12:
-		return readNV12, 0
+		return newParts(picture.Colours).readNV12, 0
 	case wire.FormatI420:
-		return readI420, 0
-	case wire.FormatUYVY:
-		return func(to []uint64, at []int32, r *rows) { readPairs(to, at, r.bytes, 1, 0) }, 0
-	case wire.FormatYUYV:
-		return func(to []uint64, at []int32, r *rows) { readPairs(to, at, r.bytes, 0, 1) }, 0
+		return newParts(picture.Colours).readI420, 0
+	case wire.FormatUYVY, wire.FormatYUYV:
+		p, first := newParts(picture.Colours), int(picture.Format-wire.FormatUYVY)
+		return func(to []uint64, at []int32, r *rows) { p.readPairs(to, at, r.bytes, 1-first, first) }, 0
 	case wire.FormatGrey8:
 		return readGrey8, 0
 	}
@@ -95,22 +98,47 @@ func readRGBA(to []uint64, at []int32, row []byte, background [3]uint8) {
 	}
 }
 
-// The parts of Y, U and V in red, green and blue (ITU-R BT.601, limited range: 1.164 Y, 2.018 and -0.391 U, 1.596 and -0.813 V),
-// in 1024ths of a level. OpenCV has a million parts. Rounded like this, the sums become other levels for one pixel in 3,000.
-var luma, blueness, redness = func() (y, u, v [256]uint64) {
+// Matrix says how Y, U and V become red, green and blue, in 2^-20 of a level.
+type Matrix struct {
+	Light                               int32 // in each colour, of what Y has more than black
+	RedOfV, GreenOfU, GreenOfV, BlueOfU int32 // of what U and V have more than 128
+}
+
+// MatrixOf returns the matrix of colours, and the Y of black. Of BT.601 with the limited range it is OpenCV's.
+func MatrixOf(c wire.Colours) (m Matrix, black int) {
+	if c == wire.BT601 {
+		return Matrix{1220542, 1673527, -409993, -852492, 2116026}, 16
+	}
+	part := [...]struct{ red, blue float64 }{{0.299, 0.114}, {0.2126, 0.0722}, {0.2627, 0.0593}}[c&^wire.FullRange]
+	light, colour := 1.0, 1.0
+	if c&wire.FullRange == 0 {
+		light, colour, black = 255.0/219, 255.0/224, 16
+	}
+	parts := func(v float64) int32 { return int32(math.Round(v * (1 << 20))) }
+	red, blue, green := 2*(1-part.red)*colour, 2*(1-part.blue)*colour, 1-part.red-part.blue
+	return Matrix{parts(light), parts(red), parts(-blue * part.blue / green), parts(-red * part.red / green), parts(blue)}, black
+}
+
+// parts are the parts of Y, U and V in red, green and blue, in 1024ths of a level. Rounded like this, the sums become other
+// levels than OpenCV's for one pixel in 3,000.
+type parts struct{ light, blue, red [256]uint64 }
+
+func newParts(c wire.Colours) *parts {
 	const (
 		round = 1 << 9    // half a level
 		bias  = 512 << 10 // so that no field is negative
 		shift = 20 - 10
 	)
+	m, black := MatrixOf(c)
+	p := new(parts)
 	for i := range 256 {
-		light, colour := 1220542*max(i-16, 0)>>shift, i-128
-		y[i] = fields(light, light, light) + (bias+round)*one
-		u[i] = fields(0, (-409993*colour+1<<(shift-1))>>shift, 2116026*colour>>shift)
-		v[i] = fields(1673527*colour>>shift, -852492*colour>>shift, 0)
+		light, colour := int(m.Light)*max(i-black, 0)>>shift, i-128
+		p.light[i] = fields(light, light, light) + (bias+round)*one
+		p.blue[i] = fields(0, (int(m.GreenOfU)*colour+1<<(shift-1))>>shift, int(m.BlueOfU)*colour>>shift)
+		p.red[i] = fields(int(m.RedOfV)*colour>>shift, int(m.GreenOfV)*colour>>shift, 0)
 	}
-	return y, u, v
-}()
+	return p
+}
 
 // fields puts numbers into the fields of a pixel. Negative ones borrow from the next field. A sum without negative fields
 // returns that.
@@ -118,7 +146,7 @@ func fields(red, green, blue int) uint64 {
 	return uint64(red) + uint64(green)<<fieldBits + uint64(blue)<<(2*fieldBits)
 }
 
-// clamped returns levels of a sum of luma, blueness and redness, from 0 to 255. A field has 512 levels too many. So bit 9 of
+// clamped returns levels of a sum of parts, from 0 to 255. A field has 512 levels too many. So bit 9 of
 // the level says that it is not negative, and then bits 8 and 10 that it is too large.
 func clamped(sum uint64) uint64 {
 	v := sum >> 10
@@ -126,27 +154,27 @@ func clamped(sum uint64) uint64 {
 	return v&(positive<<8-positive) | (over<<8 - over)
 }
 
-func readNV12(to []uint64, at []int32, r *rows) {
+func (p *parts) readNV12(to []uint64, at []int32, r *rows) {
 	to, row, uv := to[:len(at)], r.bytes, r.u
 	for i, x := range at {
 		c := uv[x&^1:][:2]
-		to[i] = clamped(luma[row[x]] + blueness[c[0]] + redness[c[1]])
+		to[i] = clamped(p.light[row[x]] + p.blue[c[0]] + p.red[c[1]])
 	}
 }
 
-func readI420(to []uint64, at []int32, r *rows) {
+func (p *parts) readI420(to []uint64, at []int32, r *rows) {
 	to, row, u, v := to[:len(at)], r.bytes, r.u, r.v
 	for i, x := range at {
-		to[i] = clamped(luma[row[x]] + blueness[u[x/2]] + redness[v[x/2]])
+		to[i] = clamped(p.light[row[x]] + p.blue[u[x/2]] + p.red[v[x/2]])
 	}
 }
 
 // readPairs reads pairs of pixels in four bytes; y and u are the places of the first Y and of U.
-func readPairs(to []uint64, at []int32, row []byte, y, u int) {
+func (p *parts) readPairs(to []uint64, at []int32, row []byte, y, u int) {
 	to = to[:len(at)]
 	for i, x := range at {
 		pair := row[2*int(x&^1):][:4]
-		to[i] = clamped(luma[pair[(y+2*int(x&1))&3]] + blueness[pair[u&3]] + redness[pair[(u+2)&3]])
+		to[i] = clamped(p.light[pair[(y+2*int(x&1))&3]] + p.blue[pair[u&3]] + p.red[pair[(u+2)&3]])
 	}
 }
 

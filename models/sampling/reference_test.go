@@ -46,9 +46,23 @@ func naive(p wire.Picture, data []byte, x, y int, in models.Input) [3]float64 {
 	}
 	level := func(v float64) float64 { return min(max((v-low)*255/(high-low), 0), 255) }
 	yuv := func(y, u, v byte) [3]float64 {
-		light, blue, red := 1.164*max(float64(y)-16, 0), float64(u)-128, float64(v)-128
-		clamp := func(v float64) float64 { return min(max(math.Round(v), 0), 255) }
-		return [3]float64{clamp(light + 1.596*red), clamp(light - 0.391*blue - 0.813*red), clamp(light + 2.018*blue)}
+		// Y is 219 steps (255 of full range) of light, U and V are 112 (127.5) times how blue and red exceed it, over their largest
+		// possible excess (ITU-R BT.709, 3.2 and 3.4).
+		red, blue := 0.299, 0.114
+		switch p.Colours &^ wire.FullRange {
+		case wire.BT709:
+			red, blue = 0.2126, 0.0722
+		case wire.BT2020:
+			red, blue = 0.2627, 0.0593
+		}
+		light, u1, v1 := max(float64(y)-16, 0)/219, (float64(u)-128)/112, (float64(v)-128)/112
+		if p.Colours&wire.FullRange != 0 {
+			light, u1, v1 = float64(y)/255, (float64(u)-128)/127.5, (float64(v)-128)/127.5
+		}
+		r, b := light+v1*(1-red), light+u1*(1-blue)
+		g := (light - red*r - blue*b) / (1 - red - blue)
+		clamp := func(v float64) float64 { return min(max(math.Round(255*v), 0), 255) }
+		return [3]float64{clamp(r), clamp(g), clamp(b)}
 	}
 	switch p.Format {
 	case wire.FormatRGB8:
@@ -117,7 +131,7 @@ func TestDefinition(t *testing.T) {
 		format := rapid.SampledFrom(formats).Draw(t, "format")
 		width, height := 2*rapid.IntRange(2, 30).Draw(t, "width/2"), 2*rapid.IntRange(2, 20).Draw(t, "height/2")
 		p, data := randomPicture(format, width, height, rapid.Uint64().Draw(t, "seed"))
-		p.Stride = p.RowBytes()
+		p.Stride, p.Colours = p.RowBytes(), rapid.SampledFrom([]wire.Colours{0, 1, 2, 4, 5, 6}).Draw(t, "colours")
 		channels := rapid.SampledFrom([]int{1, 3}).Draw(t, "channels")
 		in := input(rapid.IntRange(1, 40).Draw(t, "to width"), rapid.IntRange(1, 40).Draw(t, "to height"), channels)
 		in.TensorLayout = rapid.SampledFrom([]models.Layout{models.HWC, models.CHW}).Draw(t, "layout")
@@ -236,6 +250,7 @@ func TestRefusals(t *testing.T) {
 		"unknown format":    {wire.Picture{Format: 99, Width: 8, Height: 8}, Region{whole, whole}},
 		"odd width of NV12": {wire.Picture{Format: wire.FormatNV12, Width: 7, Height: 8}, Region{image.Rect(0, 0, 7, 8), whole}},
 		"short stride":      {wire.Picture{Format: wire.FormatRGB8, Width: 8, Height: 8, Stride: 23}, Region{whole, whole}},
+		"other colours":     {wire.Picture{Format: wire.FormatNV12, Width: 8, Height: 8, Colours: 7}, Region{whole, whole}},
 		"no pixels":         {wire.Picture{Format: wire.FormatRGB8, Height: 8}, Region{whole, whole}},
 		"beyond picture":    {wire.Picture{Format: wire.FormatRGB8, Width: 7, Height: 8}, Region{whole, whole}},
 		"beyond tensor":     {wire.Picture{Format: wire.FormatRGB8, Width: 8, Height: 8}, Region{whole, image.Rect(1, 0, 9, 8)}},

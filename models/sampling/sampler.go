@@ -191,7 +191,7 @@ func (p *plan) set(s *Sampler, picture wire.Picture, region Region) error {
 	*p = plan{picture: picture, region: region}
 	p.layout, _ = picture.Format.Layout()
 	low, high := SampleRange(&s.in, p.layout)
-	reader, fraction := newReader(picture.Format, p.layout, s.in.Background, low, high)
+	reader, fraction := newReader(picture, p.layout, s.in.Background, low, high)
 	p.read, p.planes = reader, 1
 	bits := uint(fieldBits - levelBits)
 	if p.layout.Bayer || picture.Format < wire.FormatGrey8 {

@@ -34,7 +34,7 @@ _USE_MISSING, _USE_REQUEST = 1, 2  # of an extension: it names fragments of an a
 MAX_MISSING = 256  # fragments of an answer that a question spans
 _EXTENSION = struct.Struct("<IBB2xQQ40s")
 _MISSING = struct.Struct("<HH32s4x")
-_REQUEST = struct.Struct("<BxHHHII24x")
+_REQUEST = struct.Struct("<BBHHHII24x")
 _BLOCK = struct.Struct("<BBHHHIIIIIIQQIII4x")
 _NACK = struct.Struct("<HH")
 
@@ -80,22 +80,28 @@ def _formats() -> dict[str, tuple[int, int]]:
 
 # Number and bits of a pixel in a row of the first plane, by the format's name.
 FORMATS = _formats()
+# What Y, U and V mean: the matrix, and the full range if the name says it.
+COLOURS = {"bt601": 0, "bt709": 1, "bt2020": 2, "bt601-full": 4, "bt709-full": 5, "bt2020-full": 6}
 # Formats with rows of two more planes.
 PLANAR = ("nv12", "i420")
 
 
 class Picture(NamedTuple):
-    """The format and shape of a picture, in pixels. stride is the bytes from one row to the next; 0: rows have no gap."""
+    """The format and shape of a picture, in pixels. stride is the bytes from one row to the next; 0: rows have no gap. colours
+    are those of formats with Y, U and V."""
 
     format: str
     width: int
     height: int
     stride: int = 0
+    colours: str = "bt601"
 
     def check(self, total: int) -> None:
         """Raise ValueError if a picture of total bytes cannot have that shape."""
         if self.format not in FORMATS:
             raise ValueError(f'format of the picture is "{self.format}": want one of {", ".join(FORMATS)}')
+        if self.colours not in COLOURS:
+            raise ValueError(f'colours of the picture are "{self.colours}": want one of {", ".join(COLOURS)}')
         text = f"picture of {self.width} x {self.height} of {self.format}"
         if not (1 <= self.width <= 0xFFFF and 1 <= self.height <= 0xFFFF):
             raise ValueError(f"{text}: want 1 to 65535 pixels on each side")
@@ -106,8 +112,8 @@ class Picture(NamedTuple):
         if bayer and min(self.width, self.height) < 4:
             raise ValueError(f"{text}: want at least 4 x 4 pixels")
         row = -(-self.width * FORMATS[self.format][1] // 8)
-        if self.stride and (self.stride < row or self.format == "i420" and self.stride % 2):
-            raise ValueError(f"{text}: stride is {self.stride} bytes; want at least the {row} of a row, and for i420 an even number")
+        if self.stride and (not row <= self.stride < 1 << 24 or self.format == "i420" and self.stride % 2):
+            raise ValueError(f"{text}: stride is {self.stride} bytes; want the {row} of a row to 16777215, and for i420 an even number")
         size = (self.stride or row) * (self.height * 3 // 2 if self.format in PLANAR else self.height)
         if size != total:
             raise ValueError(f"{text} has {size} bytes; the array has {total}")
@@ -212,10 +218,9 @@ def encode_extension(wanted: Wanted, sent_at: int, cookie: int, missing: Sequenc
         use, rest = _USE_MISSING, _MISSING.pack(base, missing[-1] - base + 1, bits.to_bytes(32, "little"))
     elif wanted.stream or wanted.lowest_score or wanted.picture:
         use = _USE_REQUEST
-        picture = (0, 0, 0, 0)
-        if wanted.picture:
-            picture = (FORMATS[wanted.picture.format][0], *wanted.picture[1:])
-        rest = _REQUEST.pack(picture[0], wanted.lowest_score, *picture[1:], wanted.stream)
+        p = wanted.picture
+        number, colours, *shape = (FORMATS[p.format][0], COLOURS[p.colours], *p[1:4]) if p else (0, 0, 0, 0, 0)
+        rest = _REQUEST.pack(number, colours, wanted.lowest_score, *shape, wanted.stream)
     return _EXTENSION.pack(microseconds, wanted.priority, use, sent_at, cookie, rest)
 
 

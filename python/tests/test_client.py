@@ -261,7 +261,8 @@ class Async(Case):
                 ((44, 40), "u1", "nv12", "picture of 40 x 29 of nv12: want an even"),
                 ((1, 65536), "u1", "grey8", "want 1 to 65535 pixels"),
                 ((30, 40, 3), "u1", penstock.Picture("rgb8", 40, 31), "picture of 40 x 31 of rgb8 has 3720 bytes; the array has 3600"),
-                ((30, 40, 3), "u1", penstock.Picture("rgb8", 40, 30, 119), "stride is 119 bytes; want at least the 120 of a row"),
+                ((30, 40, 3), "u1", penstock.Picture("rgb8", 40, 30, 119), "stride is 119 bytes; want the 120 of a row"),
+                ((30, 40, 2), "u1", penstock.Picture("uyvy", 40, 30, 0, "bt470"), 'colours of the picture are "bt470": want one of bt601, '),
             ):
                 with self.assertRaisesRegex(ValueError, text):
                     await c.infer(np.zeros(shape, dtype), format=format)

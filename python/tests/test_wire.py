@@ -42,7 +42,7 @@ class Encode(unittest.TestCase):
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-question"))
 
     def test_wanted(self):
-        extension = _wire.encode_extension(_wire.Wanted(0, 0, 0x01020304, 0x4000, Picture("uyvy", 4, 4, 10)), 0, COOKIE)
+        extension = _wire.encode_extension(_wire.Wanted(0, 0, 0x01020304, 0x4000, Picture("uyvy", 4, 4, 10, "bt709-full")), 0, COOKIE)
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, False, extension)), golden("data-request"))
 
     def test_train(self):

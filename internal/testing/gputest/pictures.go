@@ -47,7 +47,8 @@ func pictures(t *testing.T, b *harness) {
 		}
 		var list []wire.Picture
 		for i := range 36 { // more than one launch takes
-			p := wire.Picture{Format: formats[(36*round+i)%len(formats)], Width: 4 + 2*random.IntN(70), Height: 4 + 2*random.IntN(50)}
+			p := wire.Picture{Format: formats[(36*round+i)%len(formats)], Width: 4 + 2*random.IntN(70), Height: 4 + 2*random.IntN(50),
+				Colours: pick(random, 0, wire.BT709, wire.BT2020, wire.FullRange, wire.BT709|wire.FullRange)}
 			if random.IntN(2) == 0 {
 				p.Stride = p.RowBytes() + 2*random.IntN(9) + p.RowBytes()%2
 			}

@@ -182,12 +182,14 @@ struct picture {
 	uint8_t pixel, colour, half, kind, pitch, bits, high_first, order;
 	uint16_t low, image;
 	float scale;
+	uint32_t colours;
 };
 
 struct sampling {
 	uint64_t tensor;
 	uint32_t pictures, width, height, stride, type, base[3], channels;
 	float mix[3][4], pad[3], background[3];
+	struct { int light, red_of_v, green_of_u, green_of_v, blue_of_u; } matrix[7];
 	struct picture picture[32];
 };
 
@@ -248,11 +250,12 @@ static void colours_of(const struct sampling *b, const struct picture *p, uint32
 	const uint8_t *first = bytes_at(p, (uint64_t)y * p->row + x * p->pixel);
 	const uint8_t *others = bytes_at(p, (uint64_t)(y >> p->half / 2) * p->colour_row + (x >> p->half % 2) * p->colour);
 	int v[3] = {first[p->plane[0]], others[p->plane[1]], others[p->plane[2]]};
-	if (p->kind == YUV) { // ITU-R BT.601 in 1024ths of a level, as in models/sampling
-		int light = (int)floor((v[0] < 16 ? 0 : v[0] - 16) * 1220542 / 1024.0) + 512, blue = v[1] - 128, red = v[2] - 128;
-		rgb[0] = level(floor((light + floor(1673527 * red / 1024.0)) / 1024));
-		rgb[1] = level(floor((light + floor((512 - 409993 * blue) / 1024.0) + floor(-852492 * red / 1024.0)) / 1024));
-		rgb[2] = level(floor((light + floor(2116026 * blue / 1024.0)) / 1024));
+	if (p->kind == YUV) { // in 1024ths of a level, as in models/sampling
+		__typeof__(b->matrix[0]) m = b->matrix[p->colours];
+		int light = (int)floor((v[0] < p->low ? 0 : v[0] - p->low) * m.light / 1024.0) + 512, blue = v[1] - 128, red = v[2] - 128;
+		rgb[0] = level(floor((light + floor(m.red_of_v * red / 1024.0)) / 1024));
+		rgb[1] = level(floor((light + floor((512 + m.green_of_u * blue) / 1024.0) + floor(m.green_of_v * red / 1024.0)) / 1024));
+		rgb[2] = level(floor((light + floor(m.blue_of_u * blue / 1024.0)) / 1024));
 		return;
 	}
 	double alpha = p->kind == RGBA ? first[3] / 255.0 : 1;
