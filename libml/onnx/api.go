@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/models"
 )
 
 // function is a function of ONNX Runtime's C API: its index in struct OrtApi. Its parameters are integers and
@@ -21,6 +22,7 @@ const (
 	getErrorMessage                  function = 2
 	createEnv                        function = 3
 	createSessionFromArray           function = 8
+	run                              function = 9
 	createSessionOptions             function = 10
 	setOptimizedModelFilePath        function = 11
 	setSessionExecutionMode          function = 13
@@ -30,10 +32,15 @@ const (
 	setInterOpNumThreads             function = 25
 	createRunOptions                 function = 39
 	createTensorWithDataAsOrtValue   function = 49
+	getTensorMutableData             function = 51
+	getDimensionsCount               function = 61
+	getDimensions                    function = 62
+	getTensorTypeAndShape            function = 65
 	createMemoryInfo                 function = 68
 	releaseStatus                    function = 93
 	releaseSession                   function = 95
 	releaseValue                     function = 96
+	releaseTensorTypeAndShapeInfo    function = 99
 	releaseSessionOptions            function = 100
 	addSessionConfigEntry            function = 130
 	createAllocator                  function = 131
@@ -114,6 +121,28 @@ func (c *calls) setProvider(provider uint64, options [][2]string) {
 // tensor makes a tensor at an address of the GPU.
 func (c *calls) tensor(at cuda.Pointer, bytes int64, shape []int64, element int) uint64 {
 	return c.do(createTensorWithDataAsOrtValue, library.onGPU, uint64(at), uint64(bytes), array(&c.arguments, shape), uint64(len(shape)), uint64(element))
+}
+
+// place is tensor for a place.
+func (c *calls) place(p place) uint64 {
+	return c.tensor(p.at, int64(p.bytes), p.shape, int(elementTypes[p.dtype]))
+}
+
+// elements returns the shape and the elements of a tensor on the host. They are valid until the tensor is released.
+func (c *calls) elements(tensor uint64, dtype models.DType) (shape []int64, data []byte) {
+	information := c.do(getTensorTypeAndShape, tensor)
+	defer releaseTensorTypeAndShapeInfo.free(information)
+	shape = make([]int64, c.do(getDimensionsCount, information))
+	c.do(getDimensions, information, array(&c.arguments, shape), uint64(len(shape)))
+	bytes := dtype.Bytes()
+	for _, length := range shape {
+		bytes *= int(length)
+	}
+	at := c.do(getTensorMutableData, tensor)
+	if c.err != nil || bytes == 0 {
+		return shape, nil
+	}
+	return shape, bytesAt(&at, bytes)
 }
 
 // library is what all sessions on a GPU share. openProvider and startPools make it once per process.

@@ -10,6 +10,8 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/models"
 )
 
 // firstQueues returns a played.unqueued with which only the first session can be captured: the
@@ -91,6 +93,45 @@ func TestModelByNode(t *testing.T) {
 	r.infer(0, 2)
 	r.end()
 	r.context.FreeHost(host)
+}
+
+// A model with outputs whose rows depend on the picture is not captured.
+func TestRowsByNode(t *testing.T) {
+	p := &played{}
+	r := newRig(t, p)
+	r.card.Outputs[0].Rows = &models.Rows{Max: int(r.card.Outputs[0].Shape[0])}
+	r.linked()
+	if !strings.Contains(r.log.String(), "number of rows of its outputs depends on the picture") || len(r.gpu.sizes) != 0 {
+		t.Errorf("%d graphs; the log: %s", len(r.gpu.sizes), r.log.String())
+	}
+	b := r.tensors(2)
+	r.fillWith(b, 6)
+	r.configure(0, 2, b)
+	r.infer(0, 2)
+	if got := r.output(b); !all(got, 6) {
+		t.Errorf("answered %v", got)
+	}
+}
+
+// An error about some images of a batch stays one: the others have answers.
+func TestImagesByNode(t *testing.T) {
+	over := &framework.ImagesError{Images: []int{1}, Err: errors.New("4 rows")}
+	failing := false
+	p := &played{unqueued: func(settings) error {
+		if failing {
+			return over
+		}
+		return nil
+	}}
+	r := newRig(t, p)
+	r.card.Outputs[0].Rows = &models.Rows{Max: int(r.card.Outputs[0].Shape[0])}
+	r.linked()
+	b := r.tensors(2)
+	r.configure(0, 2, b)
+	failing = true
+	if err := r.f.InferBatch(0, 2); !errors.Is(err, over) || err.Error() != "4 rows" {
+		t.Errorf("got %v", err)
+	}
 }
 
 // A slot has a graph for its smallest batch and a session for a larger one, and a move fails at

@@ -3,6 +3,7 @@
 package onnx
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -170,7 +171,7 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 	if err != nil {
 		return nil, fmt.Errorf("make binding: %w", err)
 	}
-	b := &batch{binding: binding, tensors: map[string]ort.Value{}, n: n}
+	b := &batch{binding: binding, tensors: map[string]ort.Value{}, n: n, rows: rowsOutputs(c.card.OutputTensors(), device.Bytes(outputs))}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.destroy())
@@ -202,7 +203,6 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 	}
 	for i, o := range c.card.OutputTensors()[:len(outputs)] { // observe binds none
 		if o.Rows != nil {
-			b.addRows(c.card.OutputTensors(), i, device.Bytes(outputs))
 			continue
 		}
 		data := outputs[i].Bytes()
@@ -326,7 +326,7 @@ func (c *cpu) inferBatch(slot, n int) error {
 		before = allocatedBytes()
 	}
 	err := b.run(c.session)
-	if _, some := errors.AsType[*framework.ImagesError](err); err != nil && !some {
+	if err != nil && !isAboutImages(err) {
 		return summarize(c.card, err)
 	}
 	if !b.ran { // In the first run of a size, the arena grows to the size's needs.
@@ -352,7 +352,13 @@ func (b *batch) run(session *ort.DynamicAdvancedSession) (err error) {
 	for _, finish := range b.after {
 		finish()
 	}
-	return b.splitRows(outputs)
+	err = splitRows(b.rows, b.n, func(output int) ([]int64, []byte) {
+		return outputs[output].GetShape(), encoded(outputs[output])
+	})
+	for i := range b.rows {
+		err = cmp.Or(outputs[b.rows[i].index].Destroy(), err)
+	}
+	return err
 }
 
 // demotable reports false: a CPU has no streams.

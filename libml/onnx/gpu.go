@@ -3,6 +3,7 @@
 package onnx
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -92,9 +93,6 @@ func (g *gpu) init() error {
 		return fmt.Errorf("device %q has no streams", g.env.Device)
 	}
 	for _, t := range append(g.env.Card.InputTensors(), g.env.Card.Outputs...) {
-		if t.Rows != nil {
-			return fmt.Errorf("output %q has rows that depend on the picture, and runs on a CPU only", t.Name)
-		}
 		if t.BatchAxis > 0 && g.env.Card.MaxBatch() > 1 {
 			return fmt.Errorf("tensor %q has batch_axis %d, and larger batches than 1 of it run on a CPU only; want batches: [1]", t.Name, t.BatchAxis)
 		}
@@ -238,6 +236,9 @@ func (g *gpu) inferBatch(slot, n int) error {
 	default:
 		err = l.executable.Launch(stream)
 	}
+	if isAboutImages(err) {
+		return cmp.Or(transferAll(stream, l.after), err)
+	}
 	if err == nil {
 		err = transferAll(stream, l.after)
 	}
@@ -324,7 +325,7 @@ func (g *gpu) deinit() error {
 func places(tensors []models.Tensor, n int, buffers []device.Buffer) (all []place) {
 	for i, b := range buffers {
 		t := &tensors[i]
-		all = append(all, place{t.Name, cuda.Pointer(b.Address()), b.Len(), t.Batch(n), t.Type})
+		all = append(all, place{t.Name, cuda.Pointer(b.Address()), b.Len(), t.Batch(n), t.Type, t})
 	}
 	return all
 }

@@ -160,6 +160,9 @@ func (s *size) forget(lane int) error {
 
 // capture has ONNX Runtime queue the batch into a graph. Nothing runs.
 func (s *size) capture(scratch *pool, ins, outs []place) (_ *captured, err error) {
+	if hasRows(outs) {
+		return nil, fmt.Errorf("%w: the number of rows of its outputs depends on the picture", errNoGraph)
+	}
 	b, err := s.bind(ins, outs)
 	if err != nil {
 		return nil, err

@@ -42,6 +42,8 @@ type place struct {
 	bytes int
 	shape []int64
 	dtype models.DType
+	// tensor is the card's; nil for a constant.
+	tensor *models.Tensor
 }
 
 func (p place) span() cuda.Range { return cuda.Range{At: p.at, Bytes: p.bytes} }

@@ -7,9 +7,10 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
 )
 
 // inChild reports whether this process runs only this test. Otherwise it runs the test in a child process. There, ONNX
@@ -42,18 +43,11 @@ func TestRefusedSession(t *testing.T) {
 	}
 }
 
-// The library of the tests has no provider for GPUs. A session on the CPU makes the same calls, with the same allocator.
-func TestSessionAllocates(t *testing.T) {
-	if !inChild(t) {
-		return
-	}
-	weights := somePool(t, bound(t))
-	scratch, err := newScratchPool(weights.device)
-	must.OK(t, err)
+// sessionOnCPU makes a session with weights in a pool. The library of the tests has no provider for GPUs: a session on
+// the CPU makes the same calls, with the same allocator.
+func sessionOnCPU(t *testing.T, weights *pool, model []byte) *ortSession {
+	t.Helper()
 	must.OK(t, openAPI(must.Get(Library())(t)))
-	card := shipped(t, "fashion")
-	model := must.Get(os.ReadFile(card.Model))(t)
-
 	var c calls
 	defer c.release()
 	library.environment = c.do(createEnv, loggingFatal, c.text("test"))
@@ -66,14 +60,33 @@ func TestSessionAllocates(t *testing.T) {
 	c.do(addSessionConfigEntry, options, c.text("session.use_env_allocators"), c.text("1"))
 	s := &ortSession{handle: c.in(weights.all.At, createSessionFromArray, library.environment, array(&c.arguments, model), uint64(len(model)), options)}
 	must.OK(t, c.err)
+	return s
+}
+
+// onDevice allocates tensors of n images.
+func onDevice(memory *pool, n int, tensors ...models.Tensor) []place {
+	var buffers []device.Buffer
+	for _, t := range tensors {
+		buffers = append(buffers, device.DeviceBuffer(uintptr(memory.allocate(n*t.Bytes())), n*t.Bytes()))
+	}
+	return places(tensors, n, buffers)
+}
+
+func TestSessionAllocates(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	weights := somePool(t, bound(t))
+	scratch, err := newScratchPool(weights.device)
+	must.OK(t, err)
+	card := shipped(t, "fashion")
+	s := sessionOnCPU(t, weights, must.Get(os.ReadFile(card.Model))(t))
 	if weights.readState().used == 0 {
 		t.Error("the session's weights are not in the pool")
 	}
 
 	in, out := card.InputTensors()[0], card.Outputs[0]
-	at := func(bytes int) cuda.Pointer { return weights.allocate(bytes) }
-	b, err := s.bind([]place{{in.Name, at(in.Bytes()), in.Bytes(), in.Batch(1), in.Type}},
-		[]place{{out.Name, at(out.Bytes()), out.Bytes(), out.Batch(1), out.Type}})
+	b, err := s.bind(onDevice(weights, 1, in), onDevice(weights, 1, out))
 	must.OK(t, err)
 	must.OK(t, b.run(scratch))
 	if s := scratch.readState(); s.used != 0 || s.peak == 0 {

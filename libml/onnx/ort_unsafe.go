@@ -73,6 +73,11 @@ func at64(address *uint64, n int) []uint64 {
 	return unsafe.Slice(*(**uint64)(unsafe.Pointer(address)), n)
 }
 
+// bytesAt returns n bytes of C at an address.
+func bytesAt(address *uint64, n int) []byte {
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(address)), n)
+}
+
 // textAt returns the string of C at an address.
 func textAt(address uint64) string { return C.GoString(*(**C.char)(unsafe.Pointer(&address))) }
 

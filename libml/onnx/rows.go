@@ -19,7 +19,7 @@ import (
 // Outputs whose rows depend on what is in the images (models.Rows): ONNX Runtime allocates them, because their size
 // is not known before the run. Then each image's rows are copied to its place, with zeros behind them.
 //
-// Active: on a CPU, for cards with such outputs.
+// Active: for cards with such outputs. On a GPU, ONNX Runtime brings them to the host (rowsbinding.go).
 
 // rowsOutput is such an output of a batch.
 type rowsOutput struct {
@@ -30,33 +30,43 @@ type rowsOutput struct {
 	counts models.DType
 }
 
-// addRows adds an output to a batch of n images.
-func (b *batch) addRows(tensors []models.Tensor, i int, outputs [][]byte) {
-	r := rowsOutput{Tensor: &tensors[i], index: i, images: outputs[i]}
-	if at := slices.IndexFunc(tensors, func(o models.Tensor) bool { return o.Name == r.Rows.Count }); at >= 0 {
-		r.count, r.counts = outputs[at], tensors[at].Type
+// rowsOutputs returns the outputs with such rows of a batch with these buffers.
+func rowsOutputs(tensors []models.Tensor, buffers [][]byte) (rows []rowsOutput) {
+	for i, buffer := range buffers {
+		if tensors[i].Rows == nil {
+			continue
+		}
+		r := rowsOutput{Tensor: &tensors[i], index: i, images: buffer}
+		if at := slices.IndexFunc(tensors, func(o models.Tensor) bool { return o.Name == r.Rows.Count }); at >= 0 {
+			r.count, r.counts = buffers[at], tensors[at].Type
+		}
+		rows = append(rows, r)
 	}
-	b.rows = append(b.rows, r)
+	return rows
 }
 
-// splitRows splits and frees such outputs of a batch.
-func (b *batch) splitRows(outputs []ort.Value) (err error) {
+// splitRows splits such outputs of n images. read returns the shape and the elements of an output. The error is a
+// framework.ImagesError if that is all that is wrong.
+func splitRows(rows []rowsOutput, n int, read func(output int) (shape []int64, data []byte)) (err error) {
 	var many error
-	for i := range b.rows {
-		r := &b.rows[i]
-		v := outputs[r.index]
-		var some *framework.ImagesError
-		if e := r.split(v.GetShape(), encoded(v), b.n); errors.As(e, &some) {
+	for i := range rows {
+		shape, data := read(rows[i].index)
+		if e := rows[i].split(shape, data, n); isAboutImages(e) {
 			many = e
 		} else {
 			err = errors.Join(err, e)
 		}
-		err = errors.Join(err, v.Destroy())
 	}
 	if err == nil {
 		err = many
 	}
 	return err
+}
+
+// isAboutImages reports whether an error is a framework.ImagesError: the other images have answers.
+func isAboutImages(err error) bool {
+	_, some := errors.AsType[*framework.ImagesError](err)
+	return some
 }
 
 // split copies the rows of n images to their places. It returns a framework.ImagesError if images have too many.

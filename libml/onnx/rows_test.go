@@ -6,10 +6,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/libml/answer"
@@ -31,24 +33,73 @@ var found = tinymodel.Model{
 	},
 }
 
+// rowsCases are batches of found.
+var rowsCases = map[string]struct {
+	output string // of the card
+	counts []float64
+	images [][4]float64
+	want   []float32 // of y
+	err    string
+	failed []int
+}{
+	"batch column": {"shape: [1], rows: {max: 3, batch_column: true}", nil, [][4]float64{twoRows, noRows, {1, 1, 1, 0}}, []float32{1, 3, 0, 0, 0, 0, 0, 1, 2}, "", nil},
+	"count":        {"shape: [2], rows: {max: 2, count: num}", []float64{2, 0, 1}, [][4]float64{twoRows, noRows, {1}}, []float32{0, 1, 0, 3, 0, 0, 0, 0, 2, 0, 0, 0}, "", nil},
+	"one image":    {"shape: [2], rows: {max: 3}", nil, [][4]float64{twoRows}, []float32{0, 1, 0, 3, 0, 0}, "", nil},
+	"no rows":      {"shape: [2], rows: {max: 3}", nil, [][4]float64{noRows}, make([]float32, 6), "", nil},
+	"too many":     {"shape: [1], rows: {max: 3, batch_column: true}", nil, [][4]float64{fourRows, twoRows, fourRows}, []float32{0, 1, 2, 1, 3, 0, 0, 1, 2}, `output "y" has 4 rows, want at most 3: rows.max in the card`, []int{0, 2}},
+	"wrong count":  {"shape: [2], rows: {max: 3, count: num}", []float64{1, 0, 1}, [][4]float64{twoRows, noRows, {1}}, nil, `output "y" of shape [3 2]: num says that the images have [1 0 1] rows`, nil},
+}
+
+var fourRows, noRows, twoRows = [4]float64{1, 1, 1, 1}, [4]float64{}, [4]float64{0, 5, 0, 5}
+
 // Each image has its own rows, and zeros behind them. An image with more rows than the card allows fails alone.
 func TestRows(t *testing.T) {
-	full, none, two := [4]float64{1, 1, 1, 1}, [4]float64{}, [4]float64{0, 5, 0, 5}
-	for name, c := range map[string]struct {
-		output string
-		counts []float64
-		images [][4]float64
-		want   []float32 // of y
-		err    string
-		failed []int
-	}{
-		"batch column": {"shape: [1], rows: {max: 3, batch_column: true}", nil, [][4]float64{two, none, {1, 1, 1, 0}}, []float32{1, 3, 0, 0, 0, 0, 0, 1, 2}, "", nil},
-		"count":        {"shape: [2], rows: {max: 2, count: num}", []float64{2, 0, 1}, [][4]float64{two, none, {1}}, []float32{0, 1, 0, 3, 0, 0, 0, 0, 2, 0, 0, 0}, "", nil},
-		"one image":    {"shape: [2], rows: {max: 3}", nil, [][4]float64{two}, []float32{0, 1, 0, 3, 0, 0}, "", nil},
-		"no rows":      {"shape: [2], rows: {max: 3}", nil, [][4]float64{none}, make([]float32, 6), "", nil},
-		"too many":     {"shape: [1], rows: {max: 3, batch_column: true}", nil, [][4]float64{full, two, full}, []float32{0, 1, 2, 1, 3, 0, 0, 1, 2}, `output "y" has 4 rows, want at most 3: rows.max in the card`, []int{0, 2}},
-		"wrong count":  {"shape: [2], rows: {max: 3, count: num}", []float64{1, 0, 1}, [][4]float64{two, none, {1}}, nil, `output "y" of shape [3 2]: num says that the images have [1 0 1] rows`, nil},
-	} {
+	testRows(t, func(t *testing.T, card *models.Card, n int, x, count, num, y []byte) error {
+		f := linked(t, card)
+		_, err := f.ConfigureBatch(0, n, device.HostBuffers(x, count), device.HostBuffers(num, y))
+		must.OK(t, err)
+		return f.InferBatch(0, n)
+	})
+}
+
+// A binding for a GPU has the same answers, in its memory.
+func TestRowsBinding(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	context := bound(t)
+	weights := somePool(t, context)
+	scratch, err := newScratchPool(weights.device)
+	must.OK(t, err)
+	s := sessionOnCPU(t, weights, found.Encode())
+	testRows(t, func(t *testing.T, card *models.Card, n int, x, count, num, y []byte) error {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		must.OK(t, context.Bind())
+		ins, outs := onDevice(weights, n, card.InputTensors()...), onDevice(weights, n, card.Outputs...)
+		b, err := s.bind(ins, outs)
+		must.OK(t, err)
+		defer b.close()
+		copies := func(p place, data []byte, toHost bool) {
+			to, from := p.at, cuda.At(data)
+			if toHost {
+				to, from = from, to
+			}
+			must.OK(t, errors.Join(s.stream.Copy(to, from, len(data)), s.stream.Synchronize()))
+		}
+		copies(ins[0], x, false)
+		copies(ins[1], count, false)
+		copies(outs[1], y, false)
+		err = b.run(scratch)
+		copies(outs[1], y, true)
+		return err
+	})
+	must.OK(t, scratch.close())
+}
+
+// testRows runs the cases. run has a batch answered: num and y are the outputs.
+func testRows(t *testing.T, run func(t *testing.T, card *models.Card, n int, x, count, num, y []byte) error) {
+	for name, c := range rowsCases {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), found.Encode(), 0o600))
@@ -73,10 +124,7 @@ func TestRows(t *testing.T) {
 				}
 			}
 			num, y := make([]byte, 8*n), slices.Repeat([]byte{0xff}, n*card.Outputs[1].Bytes())
-			f := linked(t, card)
-			_, err = f.ConfigureBatch(0, n, device.HostBuffers(x, count), device.HostBuffers(num, y))
-			must.OK(t, err)
-			err = f.InferBatch(0, n)
+			err = run(t, card, n, x, count, num, y)
 
 			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Fatalf("got %v, want %q", err, c.err)

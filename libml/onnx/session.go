@@ -108,6 +108,9 @@ func (s *ortSession) close() {
 }
 
 func (s *ortSession) bind(inputs, outputs []place) (binding, error) {
+	if hasRows(outputs) {
+		return s.bindRows(inputs, outputs)
+	}
 	var c calls
 	defer c.release()
 	b := &ortBinding{session: s.handle, handle: c.do(createIoBinding, s.handle)}
@@ -116,7 +119,7 @@ func (s *ortSession) bind(inputs, outputs []place) (binding, error) {
 		if i >= len(inputs) {
 			bind = bindOutput
 		}
-		value := c.tensor(p.at, int64(p.bytes), p.shape, int(elementTypes[p.dtype]))
+		value := c.place(p)
 		c.do(bind, b.handle, c.text(p.name), value)
 		releaseValue.free(value) // the binding has its own reference
 		if c.err != nil {

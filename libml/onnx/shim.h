@@ -15,9 +15,9 @@ struct OrtSyncStream;
 // result is what the function returned, and out what it wrote.
 typedef struct { uint64_t result, out; } pon_result;
 
-// pon_call calls a function whose parameters are integers and pointers. It passes up to PON_MAX_ARGUMENTS arguments, and
-// then the address of out. A function without a result ignores that. Meanwhile, pon_take allocates in the pool.
-enum { PON_MAX_ARGUMENTS = 7 };
+// pon_call calls a function whose parameters are integers and pointers. It passes up to PON_MAX_ARGUMENTS arguments and,
+// behind fewer of them, the address of out. A function without a result ignores that. Meanwhile, pon_take allocates in the pool.
+enum { PON_MAX_ARGUMENTS = 8 };
 typedef struct { size_t count; uint64_t words[PON_MAX_ARGUMENTS + 1]; } pon_arguments;
 pon_result pon_call(uint64_t function, pon_arguments arguments, uint64_t pool);
 

@@ -112,7 +112,7 @@ func (s *size) fillConstants() error {
 		if err != nil {
 			return fmt.Errorf("fill constant %q: %w", t.Name, err)
 		}
-		s.constants = append(s.constants, place{t.Name, at, len(data), shape, models.DType(t.Type)})
+		s.constants = append(s.constants, place{t.Name, at, len(data), shape, models.DType(t.Type), nil})
 	}
 	return nil
 }
