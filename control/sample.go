@@ -31,6 +31,8 @@ type FunctionSample struct {
 	// Ran is the number of requests that ran, BatchSum the sum of their batches' sizes.
 	Ran      uint64  `json:"ran"`
 	BatchSum float64 `json:"batch_sum"`
+	// Batches is the number of batches of those requests.
+	Batches uint64 `json:"batches"`
 	// Results is the number of requests by wire.Status.
 	Results []uint64 `json:"results"`
 	// Outliers are the slowest, late and failed requests of the last 10 to 20 seconds.

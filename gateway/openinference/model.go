@@ -54,7 +54,7 @@ func perImage(tensors []TensorMetadata) []TensorConfig {
 type Statistics struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
-	// InferenceCount is the number of images that the model ran, ExecutionCount about the number of their batches.
+	// InferenceCount is the number of images that the model ran, ExecutionCount the number of their batches.
 	InferenceCount uint64              `json:"inference_count"`
 	ExecutionCount uint64              `json:"execution_count"`
 	InferenceStats map[string]Duration `json:"inference_stats"`
@@ -71,11 +71,7 @@ var counted = map[string]string{"aggregate": "queue", "queue": "queue", "gather"
 
 // Count returns the statistics of a function.
 func Count(name string, card *models.Card, sample *control.FunctionSample) Statistics {
-	s := Statistics{Name: name, Version: fmt.Sprint(card.Version), InferenceCount: sample.Ran, InferenceStats: map[string]Duration{}}
-	if sample.BatchSum > 0 {
-		// A request knows the size of its batch. This is exact if all batches have one size, else a little too low.
-		s.ExecutionCount = uint64(float64(sample.Ran) * float64(sample.Ran) / sample.BatchSum)
-	}
+	s := Statistics{Name: name, Version: fmt.Sprint(card.Version), InferenceCount: sample.Ran, ExecutionCount: sample.Batches, InferenceStats: map[string]Duration{}}
 	var success, fail Duration
 	for status, n := range sample.Results {
 		if wire.Status(status) == wire.StatusOK {

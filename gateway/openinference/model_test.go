@@ -10,7 +10,7 @@ import (
 
 // TestStatistics maps the node's counters to the protocol's.
 func TestStatistics(t *testing.T) {
-	sample := control.FunctionSample{Ran: 12, BatchSum: 48, Results: []uint64{10, 1, 2}, Stages: make([]control.StageSample, len(control.StageNames))}
+	sample := control.FunctionSample{Ran: 12, Batches: 3, Results: []uint64{10, 1, 2}, Stages: make([]control.StageSample, len(control.StageNames))}
 	for i := range sample.Stages {
 		sample.Stages[i] = control.StageSample{Seconds: float64(int(1) << i), Count: 12}
 	}

@@ -78,6 +78,7 @@ func (x *Metrics) Of(name string) *Histograms {
 	fm := &Histograms{
 		request:  x.request.WithLabelValues(name),
 		batch:    x.batch.WithLabelValues(name),
+		batches:  prometheus.NewCounter(prometheus.CounterOpts{}),
 		outliers: &outliers{},
 	}
 	x.functions[name] = fm
@@ -101,6 +102,8 @@ func (x *Metrics) Forget(name string) {
 type Histograms struct {
 	request prometheus.Observer
 	batch   prometheus.Observer
+	// batches gets from each request its part of one batch.
+	batches prometheus.Counter
 	stages  [numStages]prometheus.Observer
 	// outliers are kept for the page.
 	outliers *outliers
@@ -121,6 +124,7 @@ func (fm *Histograms) Answered(t *datapath.Times) {
 	fm.stages[stageReply].Observe(seconds(t.Sent - t.Inferred))
 	fm.stages[stageRelease].Observe(seconds(t.Released - t.Sent))
 	fm.batch.Observe(float64(t.Batch))
+	fm.batches.Add(1 / float64(t.Batch))
 }
 
 func seconds(nanos int64) float64 { return float64(nanos) / 1e9 }

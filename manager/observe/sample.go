@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -41,6 +42,10 @@ func (fm *Histograms) fill(s *control.FunctionSample) (boundsMillis []float64) {
 	}
 	batch := read(fm.batch)
 	s.Ran, s.BatchSum = batch.GetSampleCount(), batch.GetSampleSum()
+	var batches dto.Metric
+	if err := fm.batches.Write(&batches); err == nil {
+		s.Batches = uint64(math.Round(batches.GetCounter().GetValue()))
+	}
 	s.Outliers = fm.outliers.list(shm.Now(), time.Now())
 	return boundsMillis
 }

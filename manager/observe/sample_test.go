@@ -78,7 +78,7 @@ func TestNewSample(t *testing.T) {
 			t.Errorf("bucket %d has %d requests", i, n)
 		}
 	}
-	if f.Ran != 1 || f.BatchSum != 2 || f.Stages[stageInfer] != (control.StageSample{Seconds: 0.007, Count: 1}) || len(f.Outliers) != 1 {
+	if f.Ran != 1 || f.BatchSum != 2 || f.Batches != 1 || f.Stages[stageInfer] != (control.StageSample{Seconds: 0.007, Count: 1}) || len(f.Outliers) != 1 {
 		t.Errorf("sample %+v", f)
 	}
 	if len(f.Results) != wire.NumStatuses || len(f.Stages) != len(control.StageNames) {
