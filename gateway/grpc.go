@@ -167,11 +167,11 @@ func (p *rpc) ModelInfer(ctx context.Context, m *inference.ModelInferRequest) (*
 	for _, raw := range m.RawInputContents {
 		text -= len(raw)
 	}
-	q, release, err := p.server.tensors(ctx, text, func() (*openinference.Request, error) { return openinference.DecodeMessage(m, f.Card) })
+	read := func() (*openinference.Request, error) { return openinference.DecodeMessage(m, f.Card) }
+	q, err := p.server.tensors(ctx, ctx.Value(messagesKey{}).(*messages).current, text, read)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
 
 	var wanted functions.Wanted
 	if at, ok := ctx.Deadline(); ok {

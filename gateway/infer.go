@@ -292,13 +292,12 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
 		text = min(text, n)
 	}
-	q, release, err := s.tensors(r.Context(), text, func() (*openinference.Request, error) {
+	q, err := s.tensors(r.Context(), content, text, func() (*openinference.Request, error) {
 		return openinference.DecodeRequest(body, header, f.Card)
 	})
 	if err != nil {
 		return err
 	}
-	defer release()
 	wanted, err := queryWanted(r, f.Card)
 	if err != nil {
 		return err
@@ -310,19 +309,17 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 	return s.answer(w, f, q, answers)
 }
 
-// tensors decodes a message of the protocol with so many bytes that are no raw tensors. Its payloads may be used until release.
-func (s *server) tensors(ctx context.Context, text int, read func() (*openinference.Request, error)) (q *openinference.Request, release func(), err error) {
-	payloads := buffer{memory: s.memory}
+// tensors decodes a message of the protocol with so many bytes that are no raw tensors. Its payloads may be used until the body is
+// released.
+func (s *server) tensors(ctx context.Context, body *buffer, text int, read func() (*openinference.Request, error)) (q *openinference.Request, err error) {
 	decode := func() error {
 		if q, err = read(); err != nil {
 			return badRequest(err)
 		}
-		if q.Needed > 0 {
-			if err := payloads.grow(ctx, q.Needed); err != nil {
-				return err
-			}
+		if err := body.reserve(ctx, q.Needed); err != nil {
+			return err
 		}
-		if err := q.Fill(payloads.data[:q.Needed]); err != nil {
+		if err := q.Fill(make([]byte, q.Needed)); err != nil {
 			return badRequest(err)
 		}
 		return nil
@@ -333,11 +330,7 @@ func (s *server) tensors(ctx context.Context, text int, read func() (*openinfere
 	} else {
 		err = s.memory.decode(ctx, openinference.DecodeBytes*text, decode)
 	}
-	if err != nil {
-		payloads.release()
-		return nil, nil, err
-	}
-	return q, payloads.release, nil
+	return q, err
 }
 
 // inferTensors answers a message from an address.

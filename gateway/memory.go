@@ -55,6 +55,10 @@ func busy(format string, a ...any) error {
 	return &httpError{http.StatusServiceUnavailable, fmt.Errorf(format+", want this one later", a...)}
 }
 
+func tooLarge(bytes, most int) error {
+	return &httpError{http.StatusRequestEntityTooLarge, fmt.Errorf("body needs %d MiB when decoded, want at most %d", (bytes+1<<20-1)>>20, most>>20)}
+}
+
 // buffer is a body in memory. Its bytes count until release.
 type buffer struct {
 	memory *memory
@@ -137,10 +141,13 @@ func (b *buffer) reserve(ctx context.Context, bytes int) error {
 	return nil
 }
 
-// acquire takes memory. If there is none, the oldest body waits and others are refused: if all waited for each other, or all
+// acquire takes memory besides what the body has. If there is none, the oldest body waits and others are refused: if all waited for each other, or all
 // were refused, none would end.
 func (b *buffer) acquire(ctx context.Context, bytes int) error {
 	bodies := b.memory.bodies
+	if needed := cap(b.data) + b.reserved + bytes; needed > maxBodies {
+		return tooLarge(needed, maxBodies)
+	}
 	if !bodies.TryAcquire(int64(bytes)) {
 		waiting, cancel := context.WithTimeout(ctx, functions.MaxWait)
 		defer cancel()
@@ -166,7 +173,7 @@ func (m *memory) oldest(b *buffer) bool {
 // decode runs a decoder that needs so many bytes, when it is its turn.
 func (m *memory) decode(ctx context.Context, bytes int, run func() error) error {
 	if bytes > maxDecoded {
-		return &httpError{http.StatusRequestEntityTooLarge, fmt.Errorf("body needs %d MiB when decoded, want at most %d", (bytes+1<<20-1)>>20, maxDecoded>>20)}
+		return tooLarge(bytes, maxDecoded)
 	}
 	if !m.queue.TryAcquire(1) {
 		return busy("%d other requests wait to be decoded", maxQueued)

@@ -64,6 +64,9 @@ func TestReadBody(t *testing.T) {
 		}
 	}
 	m := newMemory()
+	if err := (&buffer{memory: m, data: make([]byte, maxBody)}).reserve(t.Context(), maxBodies-maxBody+1); statusOf(err) != http.StatusRequestEntityTooLarge {
+		t.Errorf("more than there is: %v", err)
+	}
 	if _, err := m.read(t.Context(), io.MultiReader(bytes.NewReader(make([]byte, 2*firstBytes)), iotest.ErrReader(io.ErrUnexpectedEOF)), -1); err != io.ErrUnexpectedEOF {
 		t.Error(err)
 	}
