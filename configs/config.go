@@ -144,6 +144,8 @@ type Gateway struct {
 	// File with the keys of clients (docs/security.md), on each address. If left out, addresses other than
 	// 127.0.0.1 and ::1 need the key that the gateway writes to gateway.token in the runtime folder.
 	Keys string `yaml:"keys" want:"a file" example:"/etc/penstock/keys.yaml"`
+	// Clients whose key allows changes may load, replace and unload functions (docs/http.md).
+	Load bool `yaml:"load" default:"false"`
 }
 
 // Words are the forms of the key that are no map.

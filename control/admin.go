@@ -40,6 +40,7 @@ const RecordFile = "functions.json"
 
 // The paths of the admin socket.
 const (
+	LoadPath     = "/load"     // LoadOrder; answered like add or replace
 	AddPath      = "/add"      // a configs.Function; answered when it serves, or when it has been removed again
 	RemovePath   = "/remove"   // NameOrder; answered when the name and the port are free
 	ReplacePath  = "/replace"  // ReplaceOrder; answered when the new model serves, or when it cannot
@@ -55,6 +56,13 @@ const CardPath = "/card"
 // NameOrder names the function of an order.
 type NameOrder struct {
 	Name string `json:"name"`
+}
+
+// LoadOrder adds a function, or replaces its model by a newer one.
+type LoadOrder struct {
+	Name string `json:"name"`
+	// Model is a card's name; empty: the function's model, or its name if it is new.
+	Model string `json:"model,omitempty"`
 }
 
 // ReplaceOrder replaces a function's model by that of another card.

@@ -132,6 +132,7 @@ func TestKeyRights(t *testing.T) {
 	writeKeys(t, file,
 		keyLine("finder", "finder", "infer"), keyLine("other", `"raw*"`, "infer, look"), keyLine("looks", `"*"`, "look"),
 		keyLine("changes", `"*"`, "change"), keyLine("all", `"*"`, "infer, look, change"))
+	s.mayLoad = true
 	s.demo = &Demo{Kill: func() (string, error) { return "finder", nil }}
 	a := publicAccess(t, file, zerolog.Nop())
 	web := a.guard(s.routes())
@@ -154,6 +155,8 @@ func TestKeyRights(t *testing.T) {
 		{"GET /", []string{"looks", "all"}},
 		{"GET /metrics", []string{"looks", "all"}},
 		{"POST /api/demo/kill", []string{"changes", "all"}},
+		{"POST /v2/repository/models/finder/load", []string{"changes", "all"}},
+		{"POST /v2/repository/models/finder/unload", []string{"changes", "all"}},
 	} {
 		for _, k := range []string{"finder", "other", "looks", "changes", "all"} {
 			method, path, _ := strings.Cut(c.request, " ")

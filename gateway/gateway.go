@@ -36,6 +36,8 @@ type Options struct {
 	// Keys is a file of the keys that requests need. If it is empty, the gateway makes a key in the runtime
 	// folder, unless Address is one of this machine's loopback.
 	Keys string
+	// Load lets clients load and unload functions.
+	Load bool
 	// Streams are sources of video that are kept running.
 	Streams []stream.Spec
 	// Publish are receivers of the answers of streams and of HTTP inference.
@@ -76,6 +78,7 @@ type server struct {
 	pictures   *pictures
 	demo       *Demo
 	version    string
+	mayLoad    bool
 	memory     *memory
 	cameras    *cameras
 	rpc        *rpc
@@ -149,7 +152,7 @@ const firstAnswer = 2 * time.Second
 func newServer(o Options) *server {
 	s := &server{
 		history: history.NewRecorder(), events: newEvents(), wall: newWall(),
-		demo: o.Demo, version: o.Version, memory: newMemory(), cameras: newCameras(),
+		demo: o.Demo, version: o.Version, mayLoad: o.Load, memory: newMemory(), cameras: newCameras(),
 		metrics: prometheus.NewRegistry(),
 	}
 	s.rpc = newRPC(s)

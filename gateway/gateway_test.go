@@ -99,6 +99,14 @@ func fakeNodeWith(t *testing.T, answer clienttest.Handler, picture *atomic.Point
 	mux.HandleFunc("GET "+control.CardPath, func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(cards[r.URL.Query().Get("function")])
 	})
+	for _, path := range []string{control.LoadPath, control.RemovePath} {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+			order, _ := io.ReadAll(r.Body)
+			if !strings.Contains(string(order), "finder") {
+				http.Error(w, fmt.Sprintf("fake got %s %s", path, order), http.StatusBadRequest)
+			}
+		})
+	}
 	mux.HandleFunc("GET "+control.PicturePath, func(w http.ResponseWriter, r *http.Request) { json.NewEncoder(w).Encode(picture.Load()) })
 	web := &http.Server{Handler: mux}
 	go web.Serve(admin)
@@ -460,7 +468,7 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestMetadata(t *testing.T) {
 	web := newGateway(t, oneBox)
 	for path, want := range map[string]string{
-		"/v2":                                `"extensions":["binary_tensor_data","model_configuration","statistics"]`,
+		"/v2":                                `"extensions":["binary_tensor_data","model_configuration","model_repository","statistics"]`,
 		"/v2/models":                         `{"name":"finder","version":"3","state":"READY"}`,
 		"/v2/models/finder":                  `"inputs":[{"name":"image","datatype":"UINT8","shape":[-1,4,4,3]}],"outputs":[{"name":"boxes"`,
 		"/v2/models/raw":                     `{"name":"pair","datatype":"FP32","shape":[-1,2]}`,

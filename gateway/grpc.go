@@ -124,10 +124,10 @@ func (p *rpc) ServerMetadata(context.Context, *inference.ServerMetadataRequest) 
 
 func (p *rpc) ModelReady(ctx context.Context, q *inference.ModelReadyRequest) (*inference.ModelReadyResponse, error) {
 	f, err := p.server.named(ctx, configs.OperationDescribe, q.Name, q.Version)
-	if err != nil {
+	if statusOf(err) == http.StatusForbidden {
 		return nil, err
 	}
-	return &inference.ModelReadyResponse{Ready: p.server.functions.Ready(f.Name) == nil}, nil
+	return &inference.ModelReadyResponse{Ready: err == nil && p.server.functions.Ready(f.Name) == nil}, nil
 }
 
 func (p *rpc) ModelMetadata(ctx context.Context, q *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
@@ -156,6 +156,20 @@ func (p *rpc) ModelStatistics(ctx context.Context, q *inference.ModelStatisticsR
 
 func (p *rpc) RepositoryIndex(ctx context.Context, q *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
 	return fill(&inference.RepositoryIndexResponse{}, map[string]any{"models": p.server.index(ctx, q.Ready)})
+}
+
+func (p *rpc) RepositoryModelLoad(ctx context.Context, q *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {
+	return &inference.RepositoryModelLoadResponse{}, p.server.loadModel(ctx, q.ModelName, func() (map[string]any, error) {
+		parameters := map[string]any{}
+		for key, v := range q.Parameters {
+			parameters[key] = v.GetStringParam()
+		}
+		return parameters, nil
+	})
+}
+
+func (p *rpc) RepositoryModelUnload(ctx context.Context, q *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error) {
+	return &inference.RepositoryModelUnloadResponse{}, p.server.unloadModel(ctx, q.ModelName)
 }
 
 func (p *rpc) ModelInfer(ctx context.Context, m *inference.ModelInferRequest) (*inference.ModelInferResponse, error) {

@@ -35,6 +35,8 @@ func (s *server) routes() http.Handler {
 	mux.HandleFunc("GET /v2/models/{$}", s.models)
 	mux.Handle("GET /v2/models/stats", handler(s.statistics))
 	mux.Handle("POST /v2/repository/index", handler(s.repositoryIndex))
+	mux.Handle("POST /v2/repository/models/{model}/load", handler(s.load))
+	mux.Handle("POST /v2/repository/models/{model}/unload", handler(s.unload))
 	for _, path := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
 		mux.Handle("GET "+path, handler(s.metadata))
 		mux.Handle("GET "+path+"/ready", handler(s.modelReady))
@@ -123,7 +125,7 @@ func writeJSON(w http.ResponseWriter, v any) error {
 func (s *server) serverMetadata(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.describe()) }
 
 func (s *server) describe() map[string]any {
-	return map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data", "model_configuration", "statistics"}}
+	return map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data", "model_configuration", "model_repository", "statistics"}}
 }
 
 // ready answers 200 when every function of the key has a process that serves.
@@ -159,17 +161,26 @@ func (s *server) repositoryIndex(w http.ResponseWriter, r *http.Request) error {
 	var only struct {
 		Ready bool `json:"ready"`
 	}
+	if err := s.readJSON(w, r, &only); err != nil {
+		return err
+	}
+	return writeJSON(w, s.index(r.Context(), only.Ready))
+}
+
+// readJSON reads a body, which may be empty.
+func (s *server) readJSON(w http.ResponseWriter, r *http.Request, to any) error {
 	content, err := s.body(w, r)
 	if err != nil {
 		return err
 	}
 	defer content.release()
-	if len(content.data) > 0 {
-		if err := json.Unmarshal(content.data, &only); err != nil {
-			return badRequest(fmt.Errorf("read JSON of request: %w", err))
-		}
+	if len(content.data) == 0 {
+		return nil
 	}
-	return writeJSON(w, s.index(r.Context(), only.Ready))
+	if err := json.Unmarshal(content.data, to); err != nil {
+		return badRequest(fmt.Errorf("read JSON of request: %w", err))
+	}
+	return nil
 }
 
 // index lists the functions of the key, or those of them that are ready.

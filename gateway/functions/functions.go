@@ -43,6 +43,7 @@ type Set struct {
 	observe func(*control.Sample)
 	log     zerolog.Logger
 	tried   chan struct{} // closed after the first attempt
+	asking  sync.Mutex    // held while Refresh asks
 
 	mu        sync.RWMutex
 	functions map[string]*Function
@@ -120,8 +121,18 @@ func (s *Set) Run(ctx context.Context) {
 	}
 }
 
+// Order sends an order to the manager, waits for its end, and refreshes the Set.
+func (s *Set) Order(ctx context.Context, path string, order any) error {
+	if _, err := control.SendOrder(ctx, s.dir, path, order); err != nil {
+		return err
+	}
+	return s.Refresh(ctx)
+}
+
 // Refresh asks the manager once.
 func (s *Set) Refresh(ctx context.Context) error {
+	s.asking.Lock()
+	defer s.asking.Unlock()
 	sample, err := control.ReadSample(ctx, s.dir)
 	if err != nil {
 		return err

@@ -55,6 +55,20 @@ func (h *modelHistory) olderAfter(name string) []olderModel {
 // current is the model that serves, or that will serve if none has yet.
 func (h *modelHistory) current() *models.Card { return cmp.Or(h.served, h.desired) }
 
+// Load adds a function, or replaces its model by that of another card. If the function runs this model, there is nothing to do.
+func (fl *Fleet) Load(name, model string) (Order, error) {
+	f := fl.functions.find(name)
+	if f == nil {
+		return fl.Add(configs.Function{Name: name, Model: model, Instances: 1})
+	}
+	model = cmp.Or(model, f.config.Model, name)
+	card, err := fl.find(model)
+	if served := f.model.served; err == nil && served != nil && card.Name == served.Name && card.Version == served.Version {
+		return Order{Done: fmt.Sprintf("%s: serves %s already", name, modelName(card))}, nil
+	}
+	return fl.Replace(name, model)
+}
+
 // Replace starts another model in a function. The order ends when every instance runs the model, or
 // when one failed and all are back on the old one.
 func (fl *Fleet) Replace(name, model string) (Order, error) {

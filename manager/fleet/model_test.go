@@ -47,6 +47,34 @@ func TestReplace(t *testing.T) {
 	}
 }
 
+func TestLoad(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	for _, name := range []string{"older", "a", "newer"} { // in the order of their versions
+		b.find(name)
+	}
+	load := func(model string) <-chan error {
+		t.Helper()
+		end, err := endOf(b.Load("a", model))
+		must.OK(t, err)
+		return end
+	}
+	added := load("")
+	b.turns()
+	must.OK(t, <-added)
+
+	for _, model := range []string{"", "a"} {
+		if load(model) != nil {
+			t.Error("a model that serves is loaded again")
+		}
+	}
+	_, err := b.Load("a", "older")
+	refused(t, err, "older has version", "runs version 2")
+	b.replacementEnds(load("newer"))
+	if f := b.status("a"); f.Model != "newer" {
+		t.Errorf("a runs %s, want newer", f.Model)
+	}
+}
+
 func TestReplaceBeforeAnyServed(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	b.find("older")
