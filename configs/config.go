@@ -13,6 +13,7 @@ import (
 	"github.com/docker/go-units"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/zmtp"
 	"github.com/penstock/penstock/models/document"
 )
 
@@ -80,6 +81,8 @@ type Config struct {
 	Streams []Stream `yaml:"streams" default:"[]" maxItems:"64" want:"{name: NAME, source: ADDRESS, to: [FUNCTION]}"`
 	// Receivers of the answers of streams and of HTTP inference (docs/publish.md).
 	Publish []Publish `yaml:"publish" default:"[]" maxItems:"16" want:"{name: NAME, kind: mqtt, address: ADDRESS, topic: TOPIC}"`
+	// Addresses at which clients ask functions by ZeroMQ (docs/zeromq.md).
+	ZeroMQ []ZeroMQ `yaml:"zeromq" default:"[]" maxItems:"16" want:"{address: \"ipc:///PATH\"}"`
 
 	// File is the absolute path of the configuration; empty for the built-in one.
 	File string
@@ -153,6 +156,33 @@ func (g *Gateway) Words() []string { return []string{"off"} }
 
 // SetWord takes one of Words.
 func (g *Gateway) SetWord(string) { g.Off = true }
+
+// ZeroMQ is an address at which the gateway answers clients by ZeroMQ.
+type ZeroMQ struct {
+	// Where clients connect: ipc:///PATH, or tcp://127.0.0.1:PORT. Each of them may use all functions.
+	Address string `yaml:"address" required:"true" want:"an address like ipc:///run/penstock/requests.sock" example:"ipc:///run/penstock/requests.sock"`
+	// The function that answers Frigate's detector zmq, which names none.
+	Frigate string `yaml:"frigate,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"the name of a function" example:"detect"`
+}
+
+func (c *Config) checkZeroMQ(root document.Value) {
+	if c.Gateway.Off && len(c.ZeroMQ) > 0 {
+		root.Find("zeromq").Reject("runs in the gateway, which is off; want `gateway: off` or zeromq left out")
+	}
+	for i := range c.ZeroMQ {
+		checkZeroMQ(c.ZeroMQ[i].Address, root.Find("zeromq", i))
+	}
+}
+
+// checkZeroMQ checks the address of a socket at a place of the configuration.
+func checkZeroMQ(address string, at document.Value) {
+	if address == "" {
+		return // already reported
+	}
+	if _, _, err := zmtp.ParseAddress(address); err != nil {
+		at.Find("address").Reject("%v", err)
+	}
+}
 
 // Slab is the packet memory of each inference function, in equal parts of its receivers.
 type Slab struct {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/control/zmtp"
 	"github.com/penstock/penstock/models/document"
 )
 
@@ -122,10 +121,8 @@ func (p *Publish) checkKind(at document.Value) {
 			at.Find(k.key).Reject("is for %s, and kind is %s; delete the key", document.OrList(k.kinds), p.Kind)
 		}
 	}
-	if p.Kind == PublishZeroMQ && p.Address != "" {
-		if _, _, err := zmtp.ParseAddress(p.Address); err != nil {
-			at.Find("address").Reject("%v", err)
-		}
+	if p.Kind == PublishZeroMQ {
+		checkZeroMQ(p.Address, at)
 	}
 	if schemes := publishSchemes[p.Kind]; p.Address != "" && schemes != nil {
 		if err := checkReceiver(p.Address, schemes); err != nil {

@@ -73,6 +73,10 @@ func TestPublishErrors(t *testing.T) {
 	}
 
 	for text, want := range map[string]string{
+		"gateway: off\nzeromq: [{address: 'tcp://127.0.0.1:1'}]":                                                            "f.yaml:2:9: zeromq: runs in the gateway, which is off",
+		"zeromq: [{address: 'tcp://0.0.0.0:5555', frigate: face}]":                                                          `f.yaml:1:20: zeromq[0].address: is "tcp://0.0.0.0:5555", want ipc:///PATH of at most 107 bytes, or tcp://127.0.0.1:PORT`,
+		"zeromq: [{address: 'tcp://[::1]:1', frigate: A}]":                                                                  `zeromq[0].frigate: is "A", want the name of a function`,
+		"zeromq: [{frigate: face}]":                                                                                         "zeromq[0].address: is missing",
 		"gateway: off\npublish: [{name: a, kind: jsonl, file: f}]":                                                          "f.yaml:2:10: publish: runs in the gateway, which is off",
 		"streams: [{name: http, source: 'rtsp://x', to: [face]}]\npublish: [{name: a, kind: jsonl, file: f, from: [http]}]": `f.yaml:1:18: streams[0].name: is "http"`,
 	} {

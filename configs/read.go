@@ -125,6 +125,7 @@ func (c *Config) decode(root document.Value) {
 	c.Source.check(root)
 	c.checkStreams(root)
 	c.checkPublish(root)
+	c.checkZeroMQ(root)
 	c.checkWorkers(root)
 	reject(c.Shares.Change.On(c.Device), "shares", "change")
 	if root.Has("weights") && root.Peek("weights") == string(c.Weights) { // else it is wrong already

@@ -42,6 +42,8 @@ type Options struct {
 	Streams []stream.Spec
 	// Publish are receivers of the answers of streams and of HTTP inference.
 	Publish []configs.Publish
+	// ZeroMQ are addresses for clients of ZeroMQ.
+	ZeroMQ []configs.ZeroMQ
 	// Version is that of Penstock.
 	Version string
 	// Demo adds the buttons of the demo to the page; nil for none.
@@ -101,6 +103,7 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	followed.Go(func() { s.pictures.run(following) })
 	streaming, stopStreams := context.WithCancel(ctx)
 	followed.Go(func() { s.runStreams(streaming) })
+	followed.Go(func() { s.runZeroMQ(streaming, o.ZeroMQ, o.Log) })
 	publishing, stopPublishing := context.WithCancel(context.Background())
 	var published sync.WaitGroup
 	published.Go(func() { s.publishers.Run(publishing) })

@@ -216,6 +216,7 @@ type Message struct {
 	more  bool   // parts follow it
 	parts int
 	bytes uint64
+	err   error // why no part can follow
 }
 
 // Next waits for the next message. The caller has read all of the one before. io.EOF means that
@@ -231,7 +232,7 @@ func (c *Conn) Next() (*Message, error) {
 	if c.limits.Idle {
 		c.timed.limitReads(c.limits.Timeout)
 	}
-	return m, c.explain(err)
+	return m, err
 }
 
 func (c *Conn) explain(err error) error {
@@ -241,8 +242,15 @@ func (c *Conn) explain(err error) error {
 	return err
 }
 
-// next begins the next part.
+// next begins the next part. After an error none can follow.
 func (m *Message) next() error {
+	if m.err == nil {
+		m.err = m.c.explain(m.begin())
+	}
+	return m.err
+}
+
+func (m *Message) begin() error {
 	flags, size, err := m.c.header()
 	for err == nil && flags&flagCommand != 0 {
 		var command []byte
@@ -268,7 +276,7 @@ func (m *Message) next() error {
 	return nil
 }
 
-// Part reads the rest of the present part, of at most so many bytes.
+// Part reads the rest of the present part, of at most so many bytes. It reads nothing of a longer one.
 func (m *Message) Part(most int) (part []byte, last bool, err error) {
 	if m.left > uint64(most) {
 		return nil, false, fmt.Errorf("%w: part %d has %d bytes, want at most %d", ErrTooLong, m.parts, m.left, most)
@@ -276,7 +284,7 @@ func (m *Message) Part(most int) (part []byte, last bool, err error) {
 	part = make([]byte, m.left)
 	m.left = 0
 	if _, err = io.ReadFull(m.c.in, part); err == nil && m.more {
-		return part, false, m.c.explain(noEOF(m.next()))
+		return part, false, noEOF(m.next())
 	}
 	return part, true, m.c.explain(noEOF(err))
 }
@@ -288,7 +296,7 @@ func (m *Message) Read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		if err := m.next(); err != nil {
-			return 0, m.c.explain(noEOF(err))
+			return 0, noEOF(err)
 		}
 	}
 	n, err := m.c.in.Read(p[:min(uint64(len(p)), m.left)])
