@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/onnx/signature"
+	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/private"
 )
@@ -28,17 +29,11 @@ import (
 // Key names an entry: the model that it was made from, and the machine that it was made
 // for. Another key is another entry.
 type Key struct {
-	// File is the model's path. Bytes, Modified, Changed and Inode tell the file from
-	// another file at the same path. A copied or unpacked file may have the same size and
-	// the same time Modified, but no program can set Changed or the inode. Times are in
-	// nanoseconds.
+	// File is the model's path. Contents is the SHA-256 of the identities (weights.Identity) of all
+	// its files. A copied or unpacked file may have the same size and time as the one before, but
+	// no program can set the time of its change, or its inode.
 	File     string `json:"file"`
-	Bytes    int64  `json:"bytes"`
-	Modified int64  `json:"modified"`
-	Changed  int64  `json:"changed"`
-	Inode    uint64 `json:"inode"`
-	// Data is the SHA-256 of the same of the other files with weights; empty if there are none.
-	Data string `json:"data,omitempty"`
+	Contents string `json:"contents"`
 	// Runtime is ONNX Runtime's version, Device the GPU, and Layout the layout of the
 	// optimised model.
 	Runtime string `json:"runtime"`
@@ -48,36 +43,29 @@ type Key struct {
 
 // KeyOf returns the key of the model in files. The first one has the graph, and the others weights.
 func KeyOf(files []string, runtime, device, layout string) (Key, error) {
-	var keys []Key
-	for _, file := range files {
-		k, err := keyOf(file)
-		if err != nil {
-			return Key{}, err
-		}
-		keys = append(keys, k)
-	}
-	k := keys[0]
-	k.Runtime, k.Device, k.Layout = runtime, device, layout
-	if len(keys) > 1 {
-		text, _ := json.Marshal(keys[1:]) // cannot fail: strings and numbers
-		k.Data = answer.Digest(text)
-	}
-	return k, nil
-}
-
-// keyOf returns the part of a key that is about a file.
-func keyOf(file string) (Key, error) {
-	path, err := filepath.Abs(file)
+	path, err := filepath.Abs(files[0])
 	if err != nil {
 		return Key{}, err
 	}
-	var about unix.Stat_t
-	if err := unix.Stat(path, &about); err != nil {
-		return Key{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	var contents []byte
+	for _, name := range files {
+		id, err := identify(name)
+		if err != nil {
+			return Key{}, err
+		}
+		id.Device = 0 // it may change when the machine starts
+		contents = fmt.Append(contents, id)
 	}
-	return Key{
-		File: path, Bytes: about.Size, Modified: about.Mtim.Nano(), Changed: about.Ctim.Nano(), Inode: about.Ino,
-	}, nil
+	return Key{File: path, Contents: answer.Digest(contents), Runtime: runtime, Device: device, Layout: layout}, nil
+}
+
+func identify(name string) (id weights.Identity, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return id, err
+	}
+	defer f.Close()
+	return weights.Identify(f)
 }
 
 // name returns the name of the entry's folder.
@@ -87,7 +75,7 @@ func (k Key) name() string {
 }
 
 // format is the version of the entries. Entries of other versions are not read.
-const format = 2
+const format = 3
 
 // Answer is the CPU's answer to an input. Sample is the SHA-256 of the input. The output values are
 // in a separate file, because a model may have half a million of them.
