@@ -10,10 +10,21 @@ import (
 type exit struct {
 	draining   atomic.Bool
 	ring       atomic.Pointer[shm.Consumer] // of a process that serves
-	deviceLost atomic.Pointer[error]
-	failed     atomic.Pointer[error] // why the process must not serve any more
-	peerGone   atomic.Pointer[error] // which peer is gone
-	abandoned  bool                  // the framework is still at work; only the process's thread uses it
+	deviceLost reason
+	failed     reason // why the process must not serve any more
+	peerGone   reason // which peer is gone: the manager or the orchestrator
+	abandoned  bool   // the framework is still at work; only the process's thread uses it
+}
+
+// reason is an error that ends a process. The first one counts.
+type reason struct{ first atomic.Pointer[error] }
+
+// get returns the error; nil if there is none.
+func (r *reason) get() error {
+	if err := r.first.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // request ends the process at the next batch boundary: the loop releases the ring.
@@ -27,36 +38,8 @@ func (e *exit) request() {
 // requested reports whether the loop must end at the next batch boundary.
 func (e *exit) requested() bool { return e.draining.Load() }
 
-// fail ends the process from a goroutine other than the loop's. The batches in flight end first.
-func (e *exit) fail(err error) {
-	e.failed.CompareAndSwap(nil, &err)
+// end ends the process for a reason, from a goroutine other than the loop's. The batches in flight end first.
+func (e *exit) end(r *reason, err error) {
+	r.first.CompareAndSwap(nil, &err)
 	e.request()
-}
-
-// loseDevice ends the process from a goroutine other than the loop's, because the device failed.
-func (e *exit) loseDevice(err error) {
-	e.deviceLost.CompareAndSwap(nil, &err)
-	e.request()
-}
-
-// losePeer ends the process because the manager or the orchestrator has exited.
-func (e *exit) losePeer(err error) {
-	e.peerGone.CompareAndSwap(nil, &err)
-	e.request()
-}
-
-// lostDevice returns the reason given to loseDevice, or nil.
-func (e *exit) lostDevice() error { return load(&e.deviceLost) }
-
-// failure returns the reason given to fail, or nil.
-func (e *exit) failure() error { return load(&e.failed) }
-
-// lostPeer returns the reason given to losePeer, or nil.
-func (e *exit) lostPeer() error { return load(&e.peerGone) }
-
-func load(p *atomic.Pointer[error]) error {
-	if err := p.Load(); err != nil {
-		return *err
-	}
-	return nil
 }

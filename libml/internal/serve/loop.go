@@ -74,13 +74,13 @@ func (p *process) InferBatch(slot, n int) error { return p.framework.InferBatch(
 func (p *process) CompareNext(slot int, ladder []int) (compared bool, err error) {
 	compared, err = p.compareNext(slot, ladder)
 	if err != nil && !loop.IsLost(err) {
-		p.exit.fail(err)
+		p.exit.end(&p.exit.failed, err)
 		return false, nil
 	}
 	return compared, err
 }
 
-func (p *process) DeviceLost() error { return p.exit.lostDevice() }
+func (p *process) DeviceLost() error { return p.exit.deviceLost.get() }
 
 // Active tells the orchestrator, and starts to tell the manager, that this process serves.
 func (p *process) Active() {

@@ -78,9 +78,9 @@ func (m *mover) endProcess(err error) {
 	switch {
 	case errors.Is(err, errStopped):
 	case loop.IsLost(err):
-		m.p.exit.loseDevice(err)
+		m.p.exit.end(&m.p.exit.deviceLost, err)
 	default:
-		m.p.exit.fail(markUnfit(m.held, err))
+		m.p.exit.end(&m.p.exit.failed, markUnfit(m.held, err))
 	}
 }
 
@@ -172,7 +172,7 @@ func (m *mover) end(err error) error {
 	select {
 	case <-m.ended:
 		// The mover's last work may have found that the device is lost.
-		err = cmp.Or(err, p.exit.lostDevice())
+		err = cmp.Or(err, p.exit.deviceLost.get())
 	case <-time.After(moverPatience):
 		if !m.warming.Load() {
 			return cmp.Or(err, fmt.Errorf("%w: a move did not end within %v of the drain", device.ErrLost, moverPatience))
@@ -182,5 +182,5 @@ func (m *mover) end(err error) error {
 		p.exit.abandoned = true
 		p.log.Warn("process ends during its warm-up; the kernel frees its memory")
 	}
-	return cmp.Or(err, p.exit.failure())
+	return cmp.Or(err, p.exit.failed.get())
 }

@@ -96,7 +96,7 @@ func (p *process) followOrders(ctx context.Context) {
 		select {
 		case order, ok := <-p.child.Orders():
 			if !ok {
-				p.exit.losePeer(worker.ErrOrchestratorGone)
+				p.exit.end(&p.exit.peerGone, worker.ErrOrchestratorGone)
 				return
 			}
 			if order.Do == control.DoDrain {
@@ -105,7 +105,7 @@ func (p *process) followOrders(ctx context.Context) {
 			}
 			p.followOrder(order)
 		case <-manager:
-			p.exit.losePeer(errManagerGone)
+			p.exit.end(&p.exit.peerGone, errManagerGone)
 			return
 		case <-ctx.Done():
 			p.exit.request()

@@ -327,7 +327,7 @@ func (p *process) restAfterWarmUp() time.Duration {
 // end returns why a process without further work ends: nil if it was ordered to, else which
 // peer is gone.
 func (p *process) end() error {
-	if err := p.exit.lostPeer(); err != nil {
+	if err := p.exit.peerGone.get(); err != nil {
 		return err
 	}
 	p.notices.send(control.Notice{State: control.Stopped})
