@@ -209,6 +209,7 @@ func TestClient(t *testing.T) {
 				"lossy": behindLossyNetwork(t, startManager(t, clienttest.Echo(16), fragments), 0.05),
 				// A network that repeats busy answers makes the last one final (docs/wire.md).
 				"cookie":            behindLossyNetwork(t, startManager(t, clienttest.Echo(16), proof), 0),
+				"key":               behindLossyNetwork(t, startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{FragmentBytes: 700, Key: []byte("the key of the function")}), 0.02),
 				"kinds":             startManager(t, kinds, clienttest.ManagerOptions{}).Addr(),
 				"pictures":          startManager(t, pictures, clienttest.ManagerOptions{}).Addr(),
 				"room for four":     startRoom(t, 4).Addr(),

@@ -4,6 +4,7 @@
                  │                    │ └─ NACK: the fragments that it names go again
                  │                    │ └─ silence: fragment 0 goes again
                  │                    │ └─ busy, with a new cookie: fragment 0 goes again
+                 │                    │ └─ refused, needs a token: all goes again with one
                  ├── late             │
                  └── timeout ─────────┴──────────────────> Request.end, unanswered
 
@@ -13,6 +14,7 @@ and fill after each of these, and at wake_at. One thread uses an engine.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -36,6 +38,10 @@ _TRAIN_BYTES = 64_000
 
 # The part of the receive buffer that the fragments of one question may fill. The kernel counts 2,304 bytes for 1,024.
 _WINDOW_PART = 8
+
+# A token is valid for at least a minute, and is renewed at this age. Between two hellos an answer may come.
+_RENEW_AFTER = 30_000_000_000
+_HELLO_EVERY = 50_000_000
 
 _STATUSES = [Status.OK, Status.LATE, Status.INCOMPLETE, Status.BUSY, Status.REFUSED, Status.FAILED]
 _KINDS = [
@@ -72,6 +78,8 @@ class Options:
     burst_bytes: int
     max_result_bytes: int
     resend_after: int = 100_000_000
+    # The key of the function; None: there is none. It may raise OSError or ValueError.
+    key: Optional[Callable[[], bytes]] = None
 
 
 @dataclass
@@ -95,7 +103,7 @@ class Request:
     __slots__ = (
         "id", "picture", "count", "wanted", "end", "queued_at", "timeout_at", "flying", "probe",
         "sent_at", "next", "resend", "resends_left", "resends", "recovery", "echoed", "questions", "unproved",
-        "busy", "answer", "present", "size", "round_trip", "first_missing", "asked", "unreachable",
+        "busy", "answer", "present", "size", "round_trip", "first_missing", "asked", "unreachable", "needs_token",
     )  # fmt: skip
 
     def __init__(self, id: int, picture: _wire.Bytes, count: int, wanted: _wire.Wanted, now: int) -> None:
@@ -119,6 +127,7 @@ class Request:
         self.round_trip = 0  # of the request and the first fragment of the answer: an upper bound
         self.first_missing = 0  # fragments of the answer below this one have arrived
         self.asked = -1  # the highest fragment of the answer that the latest question named
+        self.needs_token = False  # it was refused, and waits for a token
         self.unreachable = 0  # Stats.unreachable when the request was submitted
 
     @property
@@ -148,6 +157,9 @@ class Engine:
         self._objective = 0
         self._largest = NEVER  # largest_picture of the last answer
         self._cookie = 0
+        self._token_at = 0  # when the cookie came, if it is a token
+        self._nonce, self._hello_at = b"", 0  # of the last hello; empty: it was answered
+        self._greetings: list[bytes] = []  # to send
         self._reached = False  # a manager has sent a datagram
         # A client that returns on the same port must not take the answers to its predecessor's requests.
         self._next_id = random.getrandbits(32)
@@ -268,6 +280,8 @@ class Engine:
                 del self._sending[r.id]
                 r.recovery.sent(now, self._credit.round_trip)
                 self._check(r)
+        messages += [Message([b]) for b in self._greetings]
+        self._greetings.clear()
         return messages
 
     def _next_queued(self, now: int) -> Optional[Request]:
@@ -323,6 +337,8 @@ class Engine:
         return len(train)
 
     def _extension(self, r: Request, now: int) -> bytes:
+        if self._token_at and now - self._token_at > _RENEW_AFTER:
+            self._greet(now)
         self._echo(r)
         r.questions += 1
         drop_at = self._drop_at(r)
@@ -362,7 +378,7 @@ class Engine:
     @property
     def pending(self) -> bool:
         """Whether fill may have more to send."""
-        return bool(self._sending or self._queued)
+        return bool(self._sending or self._queued or self._greetings)
 
     # 4. Datagrams arrive.
 
@@ -373,6 +389,9 @@ class Engine:
         except _wire.Malformed as e:
             word = str(e)
             self.stats.malformed[word] = self.stats.malformed.get(word, 0) + 1
+            return
+        if isinstance(d, _wire.Hello):
+            self._handle_hello(d, now)
             return
         r = self._flying.get(d.request)
         self._reached = True
@@ -393,9 +412,16 @@ class Engine:
             r.busy += 1
             prove = block.cookie != r.echoed
             if prove:
-                self._prove(r)
+                self._prove(r, 1)
             if prove or r.busy <= r.unproved:  # it answers a question before the proof
                 return
+        if block.status == _wire.STATUS_REFUSED and block.needs_token and self.options.key:
+            if r.echoed != self._cookie:  # another request has got a token meanwhile
+                self._prove(r, r.next)
+            else:
+                r.needs_token = True
+                self._greet(now)
+            return
         if d.total > self.options.max_result_bytes:
             most = self.options.max_result_bytes
             self._give_up(r, Status.UNANSWERED, f"result has {d.total} bytes, max_result_bytes is {most}", now)
@@ -451,6 +477,8 @@ class Engine:
             detail = f"incomplete: {block.missing} of {r.count} fragments did not arrive; send it again at a lower pace"
         elif status is Status.BUSY:
             detail = "busy: the manager has no room; send it again later"
+        elif status is Status.REFUSED and block.needs_token:
+            detail = "refused: the function needs a key; set key_file"
         elif status is Status.REFUSED:
             detail = self._refusal(r, block.picture_bytes)
         elif status is Status.FAILED:
@@ -473,13 +501,43 @@ class Engine:
             "its card says which (input.wire)"
         )
 
-    def _prove(self, r: Request) -> None:
-        """Send fragment 0 again, with the cookie: the manager keeps an answer for an address with proof."""
+    def _prove(self, r: Request, fragments: int) -> None:
+        """Send the first fragments again, with the cookie. One is enough for a cookie: the manager keeps an answer for
+        an address with proof. It keeps nothing of a request without a token."""
         self.stats.proofs += 1
+        r.needs_token = False
         r.recovery.prove()
         self._echo(r)
-        r.mark_resend(0)
+        r.mark_resend(slice(fragments))
         self._send_first(r)
+
+    def _greet(self, now: int) -> None:
+        """Send a hello, unless the answer to one may be on its way. If it gets lost, a question about the request is
+        refused, too, and the next hello goes."""
+        if not self._nonce or now - self._hello_at >= _HELLO_EVERY:
+            self._nonce, self._hello_at = os.urandom(16), now
+            self._greetings.append(_wire.encode_hello(_wire.Hello(_wire.HELLO, self._nonce, 0)))
+
+    def _handle_hello(self, d: _wire.Hello, now: int) -> None:
+        if d.nonce != self._nonce or self.options.key is None:
+            self.stats.foreign += 1
+            return
+        if d.kind == _wire.HELLO:
+            try:
+                key = self.options.key()
+            except (OSError, ValueError):
+                return  # it was right when the client was made: the requests end unanswered
+            self._greetings.append(_wire.encode_hello(d._replace(kind=_wire.PROOF), key))
+            return
+        self._nonce = b""
+        if d.value:
+            self._cookie, self._token_at = d.value, now
+        for r in [r for r in self._flying.values() if r.needs_token]:
+            if d.value:
+                self._prove(r, r.next)
+            else:
+                self._give_up(r, Status.REFUSED, "refused: the function does not have the first key of key_file", now)
+                self._credit.answered(0, 0)
 
     def _echo(self, r: Request) -> None:
         """Note that fragment 0 is sent with the cookie. Each question before it may draw a busy answer with the same

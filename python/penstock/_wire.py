@@ -6,6 +6,7 @@ Encoders return the buffers of a message. Decoders accept hostile bytes and rais
 from __future__ import annotations
 
 import functools
+import hmac
 import struct
 from typing import Any, NamedTuple, Optional, Sequence
 
@@ -20,10 +21,10 @@ MAX_FRAGMENTS = (1 << 16) - 1
 MAX_TOTAL = (1 << 32) - 1
 MAX_FRAGMENT_BYTES = 65535 - 20 - 8 - HEADER_BYTES - BLOCK_BYTES
 
-DATA, RESULT, NACK, BUSY = 1, 2, 3, 4
+DATA, RESULT, NACK, BUSY, HELLO, PROOF = 1, 2, 3, 4, 5, 6
 LAST, RETRANSMITTED, EXTENSION = 1, 2, 8
 
-STATUS_OK, STATUS_BUSY, STATUS_COUNT = 0, 3, 6
+STATUS_OK, STATUS_BUSY, STATUS_REFUSED, STATUS_COUNT = 0, 3, 4, 6
 KIND_NONE, KIND_COUNT = 0, 11
 
 _VERSION = 1
@@ -35,8 +36,9 @@ MAX_MISSING = 256  # fragments of an answer that a question spans
 _EXTENSION = struct.Struct("<IBB2xQQ40s")
 _MISSING = struct.Struct("<HH32s4x")
 _REQUEST = struct.Struct("<BBHHHII24x")
-_BLOCK = struct.Struct("<BBHHHIIIIIIQQIII4x")
+_BLOCK = struct.Struct("<BBHHHIIIIIIQQIIIB3x")
 _NACK = struct.Struct("<HH")
+_HELLO = struct.Struct("<16sQ32s")
 
 _HEADER_FIELDS = np.dtype(
     [
@@ -152,6 +154,7 @@ class Block(NamedTuple):
     objective: int
     picture_bytes: int  # of the function, if the status is refused; 0 if not known
     largest_picture: int  # bytes of the largest picture of another format or size; 0: none
+    needs_token: int  # 1 if the status is refused, and the request had no valid token
 
 
 class Fragment(NamedTuple):
@@ -174,6 +177,14 @@ class Nack(NamedTuple):
     total: int
     fragments: int
     missing: npt.NDArray[np.intp]
+
+
+class Hello(NamedTuple):
+    """A datagram of type HELLO or PROOF. value is the manager's: its challenge, or the token."""
+
+    kind: int
+    nonce: bytes
+    value: int
 
 
 def fragments(total: int, size: int) -> int:
@@ -224,6 +235,13 @@ def encode_extension(wanted: Wanted, sent_at: int, cookie: int, missing: Sequenc
     return _EXTENSION.pack(microseconds, wanted.priority, use, sent_at, cookie, rest)
 
 
+def encode_hello(h: Hello, key: bytes = b"") -> bytes:
+    """A hello; with a key, a proof."""
+    signed = h.nonce + h.value.to_bytes(8, "little")
+    proof = hmac.digest(key, signed, "sha256") if key else bytes(32)
+    return _HEADER.pack(b"PS", _VERSION << 4 | h.kind, LAST, 0, 0, _HELLO.size, 0, 1, _HELLO.size) + signed + proof
+
+
 def encode_train(request: int, picture: Bytes, size: int, index: npt.NDArray[np.intp], again: bool) -> Bytes:
     """Fragments with those rising indices, back to back. All datagrams have HEADER_BYTES + size bytes; only the
     picture's last fragment may be shorter."""
@@ -248,7 +266,7 @@ def encode_train(request: int, picture: Bytes, size: int, index: npt.NDArray[np.
     return rows.reshape(-1)[: n * (HEADER_BYTES + size) - tail]
 
 
-def decode(b: memoryview) -> Fragment | Nack:
+def decode(b: memoryview) -> Fragment | Nack | Hello:
     """A datagram from a manager."""
     if len(b) < HEADER_BYTES:
         raise Malformed("short")
@@ -258,20 +276,25 @@ def decode(b: memoryview) -> Fragment | Nack:
     if kind >> 4 != _VERSION:
         raise Malformed("version")
     kind &= 15
-    if kind not in (RESULT, NACK, BUSY):
+    if kind not in (RESULT, NACK, BUSY, HELLO, PROOF):
         raise Malformed("type")
-    if flags & ~(0 if kind == NACK else LAST | RETRANSMITTED):
+    if flags & ~(LAST | RETRANSMITTED if kind in (RESULT, BUSY) else 0 if kind == NACK else LAST):
         raise Malformed("flags")
     if count == 0:
         raise Malformed("count")
     if index >= count:
         raise Malformed("index")
-    begin = HEADER_BYTES if kind == NACK else HEADER_BYTES + BLOCK_BYTES
+    begin = HEADER_BYTES + BLOCK_BYTES if kind in (RESULT, BUSY) else HEADER_BYTES
     if begin + length != len(b):
         raise Malformed("length" if begin + length > len(b) else "trailing")
     if kind == NACK:
         return _decode_nack(b, request, offset, total, index, count, length)
     size = _fragment_size(kind, flags, offset, total, index, count, length)
+    if kind in (HELLO, PROOF):
+        if count != 1 or length != _HELLO.size:
+            raise Malformed("length")
+        nonce, value, _ = _HELLO.unpack_from(b, begin)
+        return Hello(kind, nonce, value)
     block = Block._make(_BLOCK.unpack_from(b, HEADER_BYTES))
     if block.status >= STATUS_COUNT or (block.status == STATUS_BUSY) != (kind == BUSY):
         raise Malformed("status")

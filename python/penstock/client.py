@@ -51,6 +51,7 @@ class Client:
     pace: max bytes sent per second. None is no limit but the manager's credit.
     in_flight: requests in flight before the first answer sets the credit.
     max_result_bytes: size of the largest result.
+    key_file: a file with a key of the function, if it has any. Its first line is read again for each token.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Client:
         pace: Optional[float] = None,
         in_flight: int = 8,
         max_result_bytes: int = 64 << 20,
+        key_file: Optional[str] = None,
     ) -> None:
         self._host, self._port = _parse_address(address)
         if not 1 <= fragment_bytes <= _wire.MAX_FRAGMENT_BYTES:
@@ -80,7 +82,10 @@ class Client:
             pace=pace or 0.0,
             burst_bytes=64 << 10,
             max_result_bytes=max_result_bytes,
+            key=functools.partial(_read_key, key_file) if key_file else None,
         )
+        if self._options.key:
+            self._options.key()
         self._socket: Optional[socket.socket] = None
         self._loop: asyncio.AbstractEventLoop
         self._engine: Engine
@@ -369,6 +374,7 @@ class SyncClient:
         pace: Optional[float] = None,
         in_flight: int = 8,
         max_result_bytes: int = 64 << 20,
+        key_file: Optional[str] = None,
     ) -> None:
         self._client = Client(
             address,
@@ -377,6 +383,7 @@ class SyncClient:
             pace=pace,
             in_flight=in_flight,
             max_result_bytes=max_result_bytes,
+            key_file=key_file,
         )
         self._thread: threading.Thread
         self._mu = threading.Lock()  # guards below: nothing enters a loop that close is about to end
@@ -633,6 +640,15 @@ def _can_segment(s: socket.socket) -> bool:
     except OSError:
         return False
     return True
+
+
+def _read_key(path: str) -> bytes:
+    with open(path, "rb") as f:
+        for line in f:
+            key = line.strip()
+            if key and not key.startswith(b"#"):
+                return key
+    raise ValueError(f"key_file {path} has no key: want one in a line, as from `openssl rand -hex 32`")
 
 
 def _parse_address(address: str) -> tuple[str, int]:

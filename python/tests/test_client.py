@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -54,6 +55,36 @@ class Async(Case):
         for peer in "echo", "lossy", "cookie":
             with self.subTest(peer):
                 self.run_with(peer, test)
+
+    def test_key(self):
+        async def test(c):
+            pictures = [picture(n) for n in (1, 3000, 49_152)]
+            for p in pictures:
+                self.assert_echoed([await c.infer(p)], [p])
+            self.assert_echoed([a async for a in c.stream(pictures * 20)], pictures * 20)
+
+        async def refused(c):
+            for _ in range(2):
+                with self.assertRaisesRegex(penstock.Refused, "key"):
+                    await c.infer(picture(3000))
+            return c.stats
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "key")
+
+            def write(text):
+                with open(path, "w") as f:
+                    f.write(text)
+
+            write("# of the line\n\nthe key of the function\n")
+            self.run_with("key", test, key_file=path)
+            self.run_with("echo", test, key_file=path)  # a function without keys
+            write("the key of another function\nthe key of the function\n")
+            self.run_with("key", refused, key_file=path)
+            write("# none\n")
+            with self.assertRaisesRegex(ValueError, "has no key"):
+                self.run_with("key", refused, key_file=path)
+        self.run_with("key", refused)
 
     def test_largest_answers(self):
         async def test(c):

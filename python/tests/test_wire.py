@@ -69,6 +69,15 @@ class Encode(unittest.TestCase):
             self.assertEqual(int.from_bytes(extension[:4], "little"), microseconds)
 
 
+    def test_hello(self):
+        hello = _wire.Hello(_wire.HELLO, bytes(range(16)), COOKIE)
+        proof = hello._replace(kind=_wire.PROOF)
+        self.assertEqual(_wire.encode_hello(hello), golden("hello"))
+        self.assertEqual(_wire.encode_hello(proof, b"an example of a key"), golden("proof"))
+        for want in hello, proof:
+            self.assertEqual(_wire.decode(memoryview(_wire.encode_hello(want))), want)
+
+
 class Decode(unittest.TestCase):
     def test_nack(self):
         d = _wire.decode(memoryview(golden("nack")))
@@ -77,7 +86,7 @@ class Decode(unittest.TestCase):
     def test_result(self):
         d = _wire.decode(memoryview(golden("result")))
         self.assertEqual((d.request, d.total, d.fragment, d.fragments, d.size), (REQUEST, 12, 0, 1, 12))
-        want = _wire.Block(0, 1, 4, 7, 0, 2, 300, 1500, 40, 2000, 15, 0x1122334455667788, 0, 0, 0, 0)
+        want = _wire.Block(0, 1, 4, 7, 0, 2, 300, 1500, 40, 2000, 15, 0x1122334455667788, 0, 0, 0, 0, 0)
         self.assertEqual(d.block, want)
         a = answer(Kind.CLASSES, bytes(d.payload))
         self.assertEqual((list(a.classes.classes), list(a.classes.probabilities)), ([9, 258], [0.75, 0.125]))
@@ -104,7 +113,10 @@ class Decode(unittest.TestCase):
             ("magic", changed(result, 0, 0)),
             ("version", changed(result, 2, 0x22)),
             ("type", golden("data-middle")),
-            ("type", changed(result, 2, 0x15)),
+            ("type", changed(result, 2, 0x17)),
+            ("flags", changed(golden("hello"), 3, 3)),
+            ("length", golden("hello")[:-1]),
+            ("length", changed(golden("hello") + b"\0", 12, 57)[:20] + b"\x39" + golden("hello")[21:] + b"\0"),
             ("flags", changed(result, 3, 9)),
             ("flags", changed(nack, 3, 1)),
             ("count", changed(result, 18, 0)),
@@ -136,7 +148,7 @@ class Decode(unittest.TestCase):
 
     def test_any_bytes(self):
         random = np.random.default_rng(1)
-        names = "result", "result-fragments", "nack", "busy", "late"
+        names = list(golden_bytes)
         for _ in range(3000):
             b = bytearray(golden_bytes[names[random.integers(len(names))]])
             for _ in range(random.integers(1, 4)):
@@ -147,7 +159,7 @@ class Decode(unittest.TestCase):
                 pass
 
 
-golden_bytes = {name: golden(name) for name in ("result", "result-fragments", "nack", "busy", "late")}
+golden_bytes = {name: golden(name) for name in ("result", "result-fragments", "nack", "busy", "late", "hello", "proof")}
 
 
 def answer(kind, payload, status=Status.OK):
