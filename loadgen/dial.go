@@ -9,9 +9,8 @@ import (
 )
 
 // DialClient returns a Dialer that opens clients of package client. Each stream
-// uses the options, except for four of them. The Dialer sets Deliver. A
-// function's KeyFile is used if the options have none. Its PaceBytes, if set, replaces the options' pace. The timeout is at
-// least replyGrace of the function's objective: a client that gave up earlier
+// uses the options, except for two of them. The Dialer sets Deliver. The timeout is
+// at least replyGrace of the function's objective: a client that gave up earlier
 // would hide late answers.
 //
 // The run's Clock must be SystemClock.
@@ -20,9 +19,6 @@ func DialClient(options client.Options) Dialer {
 		o := options
 		o.Deliver = deliver
 		o.KeyFile = cmp.Or(o.KeyFile, f.KeyFile)
-		if f.PaceBytes > 0 {
-			o.PaceBytes = f.PaceBytes
-		}
 		o.Timeout = max(o.Timeout, replyGrace(f.SLO))
 		c, err := client.Dial(ctx, f.Addr, o)
 		if err != nil {

@@ -78,8 +78,6 @@ type Function struct {
 	// not sent.
 	Deadline time.Duration
 	Priority uint8
-	// PaceBytes is the max number of bytes per second and stream; 0 is no limit.
-	PaceBytes int64
 	// Tolerance is how far an answer may differ from the reference; the zero value
 	// means answer.Default.
 	Tolerance answer.Tolerance
@@ -179,8 +177,8 @@ func (s Spec) complete() (Spec, error) {
 
 func (f *Function) complete() error {
 	switch {
-	case f.Deadline < 0 || f.PaceBytes < 0:
-		return fmt.Errorf("deadline of %v and pace of %d bytes per second, want 0 or more", f.Deadline, f.PaceBytes)
+	case f.Deadline < 0:
+		return fmt.Errorf("deadline of %v, want 0 or more", f.Deadline)
 	case f.SLO <= 0:
 		return fmt.Errorf("objective of %v, want more than 0", f.SLO)
 	case !(f.PerSecond >= 0) || math.IsInf(f.PerSecond, 1):
