@@ -135,7 +135,7 @@ func (q *Request) measure(ctx context.Context, progress io.Writer, what Options,
 	if q.Quick {
 		how.Budget = quickBudget
 	}
-	show := sweep.NewDisplay(progress, tabular.Width(os.Stderr) > 0, what.Scale.Unit)
+	show := sweep.NewDisplay(progress, tabular.WidthOf(os.Stderr), what.Scale.Unit)
 	how.Progress = show.Show
 	report, err := sweep.Run(ctx, node, how)
 	show.End()

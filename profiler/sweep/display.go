@@ -3,26 +3,27 @@ package sweep
 import (
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
+	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/models/profile"
 )
 
 // Display shows the progress of a sweep. On a terminal it overwrites one line. On
 // other outputs it writes one line per point.
 type Display struct {
+	*loadgen.Progress
 	w        io.Writer
 	terminal bool
 	unit     profile.Unit
 	began    time.Time
 	first    int // cells done at the beginning
-	wide     int // length of the current line
 }
 
-// NewDisplay makes a display that writes to w. terminal means that w is a terminal.
-func NewDisplay(w io.Writer, terminal bool, unit profile.Unit) *Display {
-	return &Display{w: w, terminal: terminal, unit: unit, first: -1}
+// NewDisplay makes a display that writes to w. width returns a terminal's number of columns; it is nil
+// if w is not a terminal.
+func NewDisplay(w io.Writer, width func() int, unit profile.Unit) *Display {
+	return &Display{Progress: loadgen.NewProgress(w, width), w: w, terminal: width != nil, unit: unit, first: -1}
 }
 
 // Show shows progress; use it as Options.Progress.
@@ -43,29 +44,14 @@ func (d *Display) Show(p Progress) {
 		return
 	}
 	if p.Ended != nil && (p.Ended.Left != nil || p.Ended.Point.OOM) {
-		d.over("")
-		fmt.Fprintf(d.w, "\r%s: %s\n", cell, endedText(p.Ended))
+		d.End()
+		fmt.Fprintf(d.w, "%s: %s\n", cell, endedText(p.Ended))
 	}
-	const width = 30
-	filled := width * p.Done / p.Cells
-	line := fmt.Sprintf("[%s%s] %d of %d%s", strings.Repeat("#", filled), strings.Repeat(".", width-filled), p.Done, p.Cells, left)
+	line := fmt.Sprintf("%d of %d%s", p.Done, p.Cells, left)
 	if p.Ended == nil {
 		line += ": " + cell
 	}
-	d.over(line)
-}
-
-// over overwrites the current line.
-func (d *Display) over(line string) {
-	fmt.Fprintf(d.w, "\r%-*s", d.wide, line)
-	d.wide = len(line)
-}
-
-// End ends the current line.
-func (d *Display) End() {
-	if d.terminal && d.wide > 0 {
-		fmt.Fprintln(d.w)
-	}
+	d.Overwrite(line)
 }
 
 func endedText(e *Ended) string {
