@@ -1,7 +1,8 @@
-// Package document reads the YAML files that people write for Penstock. Each of its
-// errors is one line: file, line, column, the field, the value, and what would be right.
+// Package document reads the files that people write for Penstock: YAML, tables in CSV (Table) and
+// JSON (DecodeJSON). Each of its errors is one line: file, line, column, the field, the value, and what
+// would be right.
 //
-// The flow: Parse returns a Document. Decode reads its Root into a struct whose tags
+// The flow for YAML: Parse returns a Document. Decode reads its Root into a struct whose tags
 // define the keys. It records errors and continues. The caller adds errors with Reject
 // for rules that tags cannot express. Err returns all errors.
 //
