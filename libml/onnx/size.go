@@ -172,12 +172,21 @@ func (s *size) tryGraph() error {
 // withPrivateTensors calls f on the session's thread, with private tensors and scratch memory: batches
 // in flight may be using the lanes' pools.
 func (s *size) withPrivateTensors(f func(memory *pool, ins, outs []place) error) error {
-	return s.thread.do(func() (err error) {
+	return s.thread.do(func() error {
 		memory, err := newPool(s.g.context.Device())
 		if err != nil {
 			return err
 		}
-		err = s.withTensors(memory, func(ins, outs []place) error { return f(memory, ins, outs) })
+		ins, outs, err := s.tensors(memory)
+		if err == nil {
+			err = f(memory, ins, outs)
+		}
+		for _, p := range slices.Concat(ins, outs) {
+			release(p.at)
+		}
+		if err != nil {
+			err = fmt.Errorf("batch of %d: %w", s.n, err)
+		}
 		if memory.readState().used == 0 {
 			return errors.Join(err, memory.close())
 		}
@@ -185,22 +194,6 @@ func (s *size) withPrivateTensors(f func(memory *pool, ins, outs []place) error)
 		s.kept = append(s.kept, memory) // ONNX Runtime keeps some of it
 		return err
 	})
-}
-
-// withTensors calls f with tensors in memory, and releases them.
-func (s *size) withTensors(memory *pool, f func(ins, outs []place) error) error {
-	memory.resetPeak()
-	ins, outs, err := s.tensors(memory)
-	if err == nil {
-		err = f(ins, outs)
-	}
-	for _, p := range slices.Concat(ins, outs) {
-		release(p.at)
-	}
-	if err != nil {
-		return fmt.Errorf("batch of %d: %w", s.n, err)
-	}
-	return nil
 }
 
 // tensors allocates the batch's tensors.
