@@ -477,10 +477,10 @@ func TestMetadata(t *testing.T) {
 		"/v2/models/counter/config":          `"max_batch_size":1,`,
 		"/v2/models/finder/stats":            `{"model_stats":[{"name":"finder","version":"3","inference_count":0,`,
 		"/v2/models/stats":                   `{"name":"raw","version":"1","inference_count":0,`,
-		"/v2/health/live":                    "",
-		"/v2/health/ready":                   "",
-		"/v2/models/finder/ready":            "",
-		"/v2/models/finder/versions/3/ready": "",
+		"/v2/health/live":                    `{"live":true}`,
+		"/v2/health/ready":                   `{"live":true,"ready":true}`,
+		"/v2/models/finder/ready":            `{"name":"finder","ready":true}`,
+		"/v2/models/finder/versions/3/ready": `{"name":"finder","ready":true}`,
 	} {
 		request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+path, nil)
 		if response, text := do(t, request); response.StatusCode != 200 || !strings.Contains(text, want) {

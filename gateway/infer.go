@@ -29,7 +29,7 @@ func (s *server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v2", s.serverMetadata)
 	mux.HandleFunc("GET /v2/{$}", s.serverMetadata)
-	mux.HandleFunc("GET /v2/health/live", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v2/health/live", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, map[string]bool{"live": true}) })
 	mux.Handle("GET /v2/health/ready", handler(s.ready))
 	mux.HandleFunc("GET /v2/models", s.models)
 	mux.HandleFunc("GET /v2/models/{$}", s.models)
@@ -128,8 +128,14 @@ func (s *server) describe() map[string]any {
 	return map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data", "model_configuration", "model_repository", "statistics"}}
 }
 
-// ready answers 200 when every function of the key has a process that serves.
-func (s *server) ready(_ http.ResponseWriter, r *http.Request) error { return s.allReady(r.Context()) }
+// ready answers 200 when every function of the key has a process that serves. KServe's client reads "ready", and the protocol's
+// definition has "live".
+func (s *server) ready(w http.ResponseWriter, r *http.Request) error {
+	if err := s.allReady(r.Context()); err != nil {
+		return err
+	}
+	return writeJSON(w, map[string]bool{"live": true, "ready": true})
+}
 
 func (s *server) allReady(ctx context.Context) error {
 	if err := s.functions.Alive(); err != nil {
@@ -270,15 +276,19 @@ func (s *server) count(ctx context.Context, name, version string) (map[string]an
 	return map[string]any{"model_stats": list}, nil
 }
 
-func (s *server) modelReady(_ http.ResponseWriter, r *http.Request) error {
+func (s *server) modelReady(w http.ResponseWriter, r *http.Request) error {
 	f, err := s.function(r, configs.OperationDescribe)
 	if err != nil {
 		return err
 	}
-	if err = s.functions.Ready(f.Name); err == nil || errors.Is(err, functions.ErrUnknown) {
+	err = s.functions.Ready(f.Name)
+	if errors.Is(err, functions.ErrUnknown) {
 		return err
 	}
-	return badRequest(err)
+	if err != nil {
+		return badRequest(err)
+	}
+	return writeJSON(w, map[string]any{"name": f.Name, "ready": true})
 }
 
 // infer answers a message of the protocol, or a photo.
