@@ -65,6 +65,7 @@ func TestErrorsAreJSON(t *testing.T) {
 	for path, want := range map[string]string{
 		"GET /nope":                                       `{"error":"no such path: \"/nope\""}`,
 		"GET /v2/models/finder/nope":                      `{"error":"no such path: \"/v2/models/finder/nope\""}`,
+		"GET /v2/models/finder/infer":                     `{"error":"method of \"/v2/models/finder/infer\" is GET, want POST"}`,
 		"GET /v2/models/nope/config":                      `{"error":"no such function: \"nope\"`,
 		"GET /v2/models/nope/stats":                       `{"error":"no such function: \"nope\"`,
 		"POST /inference.GRPCInferenceService/ServerLive": `{"error":`,

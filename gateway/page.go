@@ -24,11 +24,14 @@ const contentPolicy = "default-src 'self'; img-src 'self' blob: data:; object-sr
 func (s *server) routePage(mux *http.ServeMux) {
 	look := func(pattern string, h http.Handler) { mux.Handle(pattern, allow(configs.OperationLook, h)) }
 	static := http.FileServerFS(page.Files)
-	look("GET /", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Security-Policy", contentPolicy)
-		w.Header().Set("Cache-Control", "no-cache")
-		static.ServeHTTP(w, r)
-	}))
+	// Not all of "/": a GET of a path that has only POST would be 404, and 405 would allow GET.
+	for _, path := range []string{"/{$}", "/{file}", "/vendor/"} {
+		look("GET "+path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Security-Policy", contentPolicy)
+			w.Header().Set("Cache-Control", "no-cache")
+			static.ServeHTTP(w, r)
+		}))
+	}
 	look("GET /api/state", http.HandlerFunc(s.state))
 	look("GET /api/events", http.HandlerFunc(s.events.serve))
 	look("GET /api/history", handler(s.points))
