@@ -5,10 +5,14 @@
 package suites
 
 import (
+	"encoding/csv"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -40,15 +44,21 @@ func start(t *testing.T) (nd *node.Node, gateway string) {
 	must.OK(t, err)
 	config := "functions:\n  - {name: face, port: 0, slo: 20s}\n  - {name: detect, port: 0, slo: 20s}\n  - {name: fashion, port: 0, slo: 20s}\n"
 	nd = nodetest.Start(t, node.Options{Config: config, Gateway: address})
-	wait.For(t, "the gateway to be ready", func() bool {
-		response, err := http.Get("http://" + address.String() + "/v2/health/ready")
+	ready(t, address.String(), "/v2/health/ready")
+	return nd, address.String()
+}
+
+// ready waits until the gateway answers 200 for a path.
+func ready(t *testing.T, gateway, path string) {
+	t.Helper()
+	wait.For(t, "the gateway to answer "+path, func() bool {
+		response, err := http.Get("http://" + gateway + path)
 		if err != nil {
 			return false
 		}
 		response.Body.Close()
 		return response.StatusCode == http.StatusOK
 	})
-	return nd, address.String()
 }
 
 // suite runs a suite's program in its environment.
@@ -70,4 +80,57 @@ func TestLoadGen(t *testing.T) {
 		seconds = "600"
 	}
 	suite(t, "loadgen", seconds, nodetest.Address(t, nd, "detect"), nodetest.Address(t, nd, "fashion"))
+}
+
+// Triton's perf_analyzer measures over HTTP and gRPC, and reads the server's times. It reports nothing unless three windows agree
+// within 10 %, which they do not on a busy machine. Here a window has a number of requests, and any three agree.
+func TestPerfAnalyzer(t *testing.T) {
+	_, gateway := start(t)
+	dir, packages := venv.Make(t, "perf_analyzer.txt")
+	for name, arguments := range map[string]string{
+		"HTTP":           "-i http --concurrency-range 1:4:3",
+		"HTTP Poisson":   "-i http --request-rate-range 20 --request-distribution poisson",
+		"HTTP JSON":      "-i http --input-tensor-format json",
+		"gRPC":           "-i grpc --concurrency-range 1:4:3",
+		"gRPC Poisson":   "-i grpc --request-rate-range 20 --request-distribution poisson",
+		"gRPC batches":   "-i grpc -b 3",
+		"gRPC streaming": "-i grpc --streaming --async --concurrency-range 1:4:3",
+	} {
+		t.Run(name, func(t *testing.T) {
+			report := filepath.Join(t.TempDir(), "report.csv")
+			words := strings.Fields("-m face --measurement-mode count_windows --measurement-request-count 20 -s 999 " + arguments)
+			command := exec.CommandContext(t.Context(), filepath.Join(dir, "bin/perf_analyzer"), append(words, "-u", gateway, "-f", report)...)
+			command.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(packages, "nvidia/cuda_runtime/lib"))
+			out, err := command.CombinedOutput()
+			t.Logf("%s", out)
+			if strings.Contains(string(out), "libb64.so") {
+				t.Skip("needs libb64 (apt-get install libb64-0d)")
+			}
+			must.OK(t, err)
+
+			file, err := os.Open(report)
+			must.OK(t, err)
+			defer file.Close()
+			rows, err := csv.NewReader(file).ReadAll()
+			must.OK(t, err)
+			levels := 1
+			if strings.Contains(arguments, "1:4:3") {
+				levels = 2
+			}
+			if len(rows) != 1+levels {
+				t.Fatalf("the report has %d rows, want a header and %d", len(rows), levels)
+			}
+			for _, column := range []string{"Inferences/Second", "Server Compute Infer", "p99 latency"} {
+				i := slices.Index(rows[0], column)
+				if i < 0 {
+					t.Fatalf("the report has no column %q: %q", column, rows[0])
+				}
+				for _, row := range rows[1:] {
+					if v, err := strconv.ParseFloat(row[i], 64); err != nil || v <= 0 {
+						t.Errorf("%s is %q, want more than 0", column, row[i])
+					}
+				}
+			}
+		})
+	}
 }
