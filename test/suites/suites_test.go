@@ -134,3 +134,9 @@ func TestPerfAnalyzer(t *testing.T) {
 		})
 	}
 }
+
+func TestKServe(t *testing.T) {
+	t.Parallel()
+	_, gateway := start(t)
+	suite(t, "kserve_client", gateway)
+}
