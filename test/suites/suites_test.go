@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/internal/testing/venv"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -139,4 +140,34 @@ func TestKServe(t *testing.T) {
 	t.Parallel()
 	_, gateway := start(t)
 	suite(t, "kserve_client", gateway)
+}
+
+// A client that generates requests from the definition of the protocol, valid and invalid ones, gets the answers of the
+// definition.
+func TestDefinition(t *testing.T) {
+	t.Parallel()
+	nd, gateway := start(t)
+	dir, _ := venv.Make(t, "openinference.txt")
+	x := []int64{tinymodel.Dynamic, 4}
+	model := tinymodel.Model{
+		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.I64, Dims: x}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.I64, Dims: x}},
+		Nodes:   []tinymodel.Node{{Op: "Neg", Inputs: []string{"x"}, Outputs: []string{"y"}}},
+	}
+	file := filepath.Join(dir, "tensor.onnx")
+	must.OK(t, os.WriteFile(file, model.Encode(), 0o644))
+	add := exec.CommandContext(t.Context(), nodetest.Binary, "if", "add", "tensor", "--model", file, "--slo", "20s", "--runtime-dir", nd.Dir)
+	if out, err := add.CombinedOutput(); err != nil {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	ready(t, gateway, "/v2/models/tensor/ready")
+
+	definition, err := filepath.Abs("openinference.yaml")
+	must.OK(t, err)
+	command := exec.CommandContext(t.Context(), filepath.Join(dir, "bin/st"), "run", definition, "--url", "http://"+gateway,
+		"--phases", "coverage,fuzzing", "--max-examples", "50", "--seed", "1", "--generation-database", "none")
+	command.Dir = dir // it writes there
+	out, err := command.CombinedOutput()
+	t.Logf("%s", out)
+	must.OK(t, err)
 }
