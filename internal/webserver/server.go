@@ -9,6 +9,7 @@ package webserver
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"log"
@@ -49,9 +50,11 @@ type Options struct {
 	// Connections is the max number of open ones; each address may have half of them. It is lower if
 	// this process may open fewer than four times as many files.
 	Connections int
-	// HTTP2 also serves HTTP/2 without TLS, for clients that begin with it.
+	// HTTP2 also serves HTTP/2. Without TLS it is for clients that begin with it.
 	HTTP2 bool
-	Log   zerolog.Logger
+	// Certificate returns the certificate for the next connection; nil for a server without TLS. Any goroutine calls it.
+	Certificate func() *tls.Certificate
+	Log         zerolog.Logger
 }
 
 // Server is an http.Server that serves one listener, within the bounds of this package.
@@ -77,13 +80,21 @@ func New(l net.Listener, handler http.Handler, o Options) *Server {
 		},
 	}
 	s.Protocols.SetHTTP1(true)
-	s.Protocols.SetUnencryptedHTTP2(o.HTTP2)
+	s.Protocols.SetUnencryptedHTTP2(o.HTTP2 && o.Certificate == nil)
+	s.Protocols.SetHTTP2(o.HTTP2)
+	if o.Certificate != nil {
+		s.TLSConfig = &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return o.Certificate(), nil }}
+	}
 	return s
 }
 
 // Run serves until Shutdown or Close, which make it return nil.
 func (s *Server) Run() error {
-	err := s.Serve(s.listener)
+	serve := s.Serve
+	if s.TLSConfig != nil {
+		serve = func(l net.Listener) error { return s.ServeTLS(l, "", "") }
+	}
+	err := serve(s.listener)
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -97,7 +108,11 @@ type errorLog struct {
 }
 
 func (e errorLog) Write(line []byte) (int, error) {
-	e.log.Error().Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("HTTP server error")
+	level := zerolog.ErrorLevel
+	if bytes.Contains(line, []byte("TLS handshake error")) {
+		level = zerolog.DebugLevel // any stranger can cause one
+	}
+	e.log.WithLevel(level).Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("HTTP server error")
 	return len(line), nil
 }
 
