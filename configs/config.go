@@ -149,7 +149,24 @@ type Gateway struct {
 	Keys string `yaml:"keys" want:"a file" example:"/etc/penstock/keys.yaml"`
 	// Clients whose key allows changes may load, replace and unload functions (docs/http.md).
 	Load bool `yaml:"load" default:"false"`
+	// Certificate for HTTP and gRPC. Addresses other than 127.0.0.1 and ::1 need one, or `tls: off`: keys in clear text,
+	// for a proxy or a network that you trust.
+	TLS TLS `yaml:"tls" default:"off" want:"off, or {certificate: FILE, key: FILE}"`
 }
+
+// TLS is a certificate. Its files are read again when they change. The zero value sends everything in clear text.
+type TLS struct {
+	// PEM file with the certificate, and those that lead to a known authority.
+	Certificate string `yaml:"certificate" required:"true" want:"a file" example:"/etc/penstock/tls.crt"`
+	// PEM file with the certificate's private key.
+	Key string `yaml:"key" required:"true" want:"a file" example:"/etc/penstock/tls.key"`
+}
+
+// Words are the forms of the key that are no map.
+func (t *TLS) Words() []string { return []string{"off"} }
+
+// SetWord takes one of Words.
+func (t *TLS) SetWord(string) { *t = TLS{} }
 
 // Words are the forms of the key that are no map.
 func (g *Gateway) Words() []string { return []string{"off"} }
@@ -181,6 +198,22 @@ func checkZeroMQ(address string, at document.Value) {
 	}
 	if _, _, err := zmtp.ParseAddress(address); err != nil {
 		at.Find("address").Reject("%v", err)
+	}
+}
+
+// Scheme is the begin of addresses with this certificate.
+func (t *TLS) Scheme() string {
+	if t.Certificate == "" {
+		return "http://"
+	}
+	return "https://"
+}
+
+// check refuses an address to which clients would send their secrets in clear text.
+func (g *Gateway) check(root document.Value) {
+	if !g.Off && !g.Address.Addr().IsLoopback() && !root.Find("gateway").Has("tls") {
+		root.Find("gateway", "tls").Reject("is missing, and secrets of keys would cross the network to %s in clear text; "+
+			"want {certificate: FILE, key: FILE}, or off for a proxy or a network that you trust", g.Address)
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// Key says what a client of the gateway may do. It contains the hash of the client's secret, from which
-// nobody can compute a random secret.
+// Key says what a client of the gateway may do. It contains the hash of the client's secret. A random
+// secret cannot be computed from its hash.
 type Key struct {
 	// Name in errors of the gateway.
 	Name   string    `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"lower case letters, digits, '-' and '_', at most 64"`

@@ -40,3 +40,27 @@ func TestKeys(t *testing.T) {
 		t.Errorf("a file that each user may write: %v", err)
 	}
 }
+
+// The gateway takes secrets in clear text from other machines only if the configuration says so, and webhooks likewise.
+func TestClearText(t *testing.T) {
+	const public, hook = "{gateway: {address: '0.0.0.0:9651'", "{publish: [{name: a, kind: webhook, address: "
+	for text, want := range map[string]string{
+		"{gateway: {address: '[::1]:9651', keys: k}}":    "",
+		public + ", keys: k}}":                           "f.yaml:1:12: gateway.tls: is missing, and secrets of keys would cross the network to 0.0.0.0:9651 in clear text; want {certificate",
+		public + "}}":                                    "gateway.tls: is missing, and secrets",
+		public + ", tls: off}}":                          "",
+		public + ", tls: {certificate: c, key: k}}}":     "",
+		public + ", tls: {certificate: c}}}":             "gateway.tls.key: is missing, want a file",
+		public + ", tls: none}}":                         `gateway.tls: is "none", want off, or {certificate: FILE, key: FILE}`,
+		hook + "'http://127.0.0.1/', token_file: t}]}":   "",
+		hook + "'http://me:pw@localhost:80/'}]}":         "",
+		hook + "'http://h/'}]}":                          "",
+		hook + "'http://h/', token_file: t, tls: off}]}": "",
+		hook + "'https://h/', token_file: t}]}":          "",
+	} {
+		_, err := Decode("f.yaml", []byte(text))
+		if (want == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}

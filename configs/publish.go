@@ -3,6 +3,7 @@ package configs
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -23,6 +24,8 @@ type Publish struct {
 	Address string `yaml:"address,omitempty" want:"an address like mqtt://broker.local or https://host/path" example:"mqtt://broker.local"`
 	// For webhook: a file with a token, relative to the configuration. Requests have it as "Authorization: Bearer TOKEN".
 	TokenFile string `yaml:"token_file,omitempty" want:"a file" example:"/etc/penstock/alarm.token"`
+	// For webhook: off sends the token, or the user of the address, in clear text to an http address of another machine.
+	TLS string `yaml:"tls,omitempty" oneof:"off" example:"off"`
 	// For mqtt: answers go to TOPIC/STREAM/FUNCTION. Each node needs its own topic.
 	Topic string `yaml:"topic,omitempty" pattern:"^[A-Za-z0-9_.-]{1,64}(/[A-Za-z0-9_.-]{1,64}){0,7}$" want:"a topic without wildcards, like penstock" example:"penstock"`
 	// For mqtt: the prefix of Home Assistant's discovery topics; off: none.
@@ -65,6 +68,7 @@ var publishKeys = []struct {
 		PublishMQTT: "mqtt://broker.local", PublishWebhook: "https://host/path", PublishZeroMQ: "tcp://127.0.0.1:5556",
 	}},
 	{"token_file", []PublishKind{PublishWebhook}, false, nil},
+	{"tls", []PublishKind{PublishWebhook}, false, nil},
 	{"topic", []PublishKind{PublishMQTT}, true, map[PublishKind]string{PublishMQTT: "penstock"}},
 	{"file", []PublishKind{PublishJSONL}, true, map[PublishKind]string{PublishJSONL: "answers.jsonl"}},
 	{"discovery", []PublishKind{PublishMQTT}, false, nil},
@@ -127,10 +131,26 @@ func (p *Publish) checkKind(at document.Value) {
 	if schemes := publishSchemes[p.Kind]; p.Address != "" && schemes != nil {
 		if err := checkReceiver(p.Address, schemes); err != nil {
 			at.Find("address").Reject("%v", err)
-		} else if u, _ := url.Parse(p.Address); p.Kind == PublishWebhook && u.User != nil && at.Has("token_file") {
-			at.Find("token_file").Reject("is set, and the address has a user; a request has one authorization: delete one of them")
+		} else if u, _ := url.Parse(p.Address); p.Kind == PublishWebhook {
+			p.checkWebhook(at, u)
 		}
 	}
+}
+
+// checkWebhook checks how requests to a webhook are authorized.
+func (p *Publish) checkWebhook(at document.Value, u *url.URL) {
+	switch {
+	case u.User != nil && at.Has("token_file"):
+		at.Find("token_file").Reject("is set, and the address has a user; a request has one authorization: delete one of them")
+	case (u.User != nil || at.Has("token_file")) && u.Scheme == "http" && !isLoopback(u.Hostname()) && p.TLS == "":
+		at.Find("address").Reject("is an http address, to which the token or the user's password would cross the network in clear text; " +
+			"want https, or `tls: off` on a network that you trust")
+	}
+}
+
+func isLoopback(host string) bool {
+	address, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && address.IsLoopback()
 }
 
 // checkReceiver checks an address. The error does not contain it.

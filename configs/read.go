@@ -65,7 +65,9 @@ func (c *Config) resolve(folder string) {
 	for i := range c.Models {
 		resolve(&c.Models[i], folder)
 	}
-	resolve(&c.Gateway.Keys, folder)
+	for _, file := range []*string{&c.Gateway.Keys, &c.Gateway.TLS.Certificate, &c.Gateway.TLS.Key} {
+		resolve(file, folder)
+	}
 	for i := range c.Streams {
 		if s := &c.Streams[i]; s.isFile() {
 			resolve(&s.Source, folder)
@@ -123,6 +125,7 @@ func (c *Config) decode(root document.Value) {
 	}
 	c.checkTrusted(root.Find("trusted"))
 	c.Source.check(root)
+	c.Gateway.check(root)
 	c.checkStreams(root)
 	c.checkPublish(root)
 	c.checkZeroMQ(root)

@@ -38,6 +38,8 @@ type Options struct {
 	Keys string
 	// Load lets clients load and unload functions.
 	Load bool
+	// TLS is the certificate; the zero value serves without.
+	TLS configs.TLS
 	// Streams are sources of video that are kept running.
 	Streams []stream.Spec
 	// Publish are receivers of the answers of streams and of HTTP inference.
@@ -96,8 +98,19 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	}
 	s := newServer(o)
 	s.metrics.MustRegister(access.refused)
+	options := webserver.Options{Connections: maxConnections, HTTP2: true, Log: o.Log}
 	following, stop := context.WithCancel(context.Background())
 	var followed sync.WaitGroup
+	if o.TLS.Certificate != "" {
+		c, err := newCertificate(o.TLS, o.Log)
+		if err != nil {
+			stop()
+			return err
+		}
+		options.Certificate = c.current.Load
+		s.metrics.MustRegister(c.end)
+		followed.Go(func() { c.follow(following) })
+	}
 	followed.Go(func() { access.follow(following) })
 	followed.Go(func() { s.functions.Run(following) })
 	followed.Go(func() { s.pictures.run(following) })
@@ -126,13 +139,13 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	case <-time.After(firstAnswer):
 	case <-ctx.Done():
 	}
-	web := webserver.New(listener, access.guard(s.routes()), webserver.Options{Connections: maxConnections, HTTP2: true, Log: o.Log})
+	web := webserver.New(listener, access.guard(s.routes()), options)
 	web.RegisterOnShutdown(s.events.close) // Shutdown waits for requests
 	web.RegisterOnShutdown(s.rpc.end)
 	ended := make(chan error, 1)
 	go func() { ended <- web.Run() }()
 	address := netip.MustParseAddrPort(listener.Addr().String())
-	o.Log.Info().Str("address", "http://"+address.String()).Msg("gateway listens")
+	o.Log.Info().Str("address", o.TLS.Scheme()+address.String()).Msg("gateway listens")
 	if ready != nil {
 		ready(address)
 	}

@@ -143,7 +143,7 @@ func announcement(log zerolog.Logger, c configs.Config, status *control.Status) 
 	}
 	event := log.Info().Strs("ports", ports).Stringer("status", c.HTTP)
 	if !c.Gateway.Off {
-		event.Str("page", "http://"+c.Gateway.Address.String())
+		event.Str("page", c.Gateway.TLS.Scheme()+c.Gateway.Address.String())
 	}
 	return event
 }

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"crypto/tls"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,10 @@ func (n *node) publish() {
 	if file := n.config.Gateway.Keys; file != "" {
 		_, err := configs.ReadKeys(file)
 		n.problems.Add(err, "gateway", "keys")
+	}
+	if files := n.config.Gateway.TLS; files.Certificate != "" {
+		_, err := tls.LoadX509KeyPair(files.Certificate, files.Key)
+		n.problems.Add(err, "gateway", "tls", "certificate")
 	}
 	for i := range n.config.Publish {
 		p := &n.config.Publish[i]
