@@ -143,6 +143,31 @@ func TestSampleFails(t *testing.T) {
 	}
 }
 
+// choosy is a framework that has no answer for the first image of a batch.
+type choosy struct{ *functiontest.Fake }
+
+func (c *choosy) build(card *models.Card) (framework.Framework, error) {
+	_, err := c.Fake.Build(card)
+	return c, err
+}
+
+func (c *choosy) InferBatch(slot, n int) error {
+	if err := c.Fake.InferBatch(slot, n); err != nil {
+		return err
+	}
+	return &framework.ImagesError{Images: []int{0}, Err: errors.New("too many rows")}
+}
+
+// A sample without an answer does not end a process.
+func TestChoosy(t *testing.T) {
+	h := newGPUHarness(t, functiontest.Card())
+	m := &choosy{h.Fake()}
+	c := h.start(1, m.build, nil)
+	c.order(control.Order{Do: control.DoWake, Level: 3, GuaranteePercent: 30})
+	c.await(control.Ready)
+	c.drained()
+}
+
 // A process that begins with its smallest size compares the others before it uses them.
 func TestMixedRowsPartially(t *testing.T) {
 	h := newGPUHarness(t, functiontest.Card())

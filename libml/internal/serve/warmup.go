@@ -215,7 +215,7 @@ func (p *process) measureAlone(w *warmUp) error {
 		err := p.inTurn(w.elapsed*time.Duration(rounds), func() (err error) {
 			start = p.timing.clock()
 			for range rounds {
-				err = loop.MergeErrors(err, p.framework.InferBatch(0, w.size))
+				err = loop.MergeErrors(err, p.inferSamples(0, w.size))
 			}
 			err = loop.MergeErrors(err, d.Fetch(0, 0))
 			_, waitErr := d.Wait(0)
@@ -269,17 +269,22 @@ func (p *process) warmUpBatch(slot, n int, t *tensors.Tensors) (elapsed time.Dur
 func (p *process) runBatch(slot, n int) (took time.Duration, err error) {
 	err = p.inTurn(0, func() error {
 		began := time.Now()
-		err := p.framework.InferBatch(slot, n)
-		var some *framework.ImagesError
-		if errors.As(err, &some) {
-			err = nil // a sample may fail as a request may
-		}
+		err := p.inferSamples(slot, n)
 		err = loop.MergeErrors(err, p.memory.device.Fetch(slot, 0))
 		_, waitErr := p.memory.device.Wait(slot)
 		took = time.Since(began)
 		return loop.MergeErrors(err, waitErr)
 	})
 	return took, err
+}
+
+// inferSamples is InferBatch without requests: a sample may fail as a request may.
+func (p *process) inferSamples(slot, n int) error {
+	err := p.framework.InferBatch(slot, n)
+	if _, some := errors.AsType[*framework.ImagesError](err); some {
+		return nil
+	}
+	return err
 }
 
 // inTurn runs work on the device in the turn of the worker's lane, because other members use the same
