@@ -24,6 +24,14 @@ func (f *Function) checkKey() error {
 	return nil
 }
 
+// checkAllowed returns an error if the function's senders are no cameras.
+func (f *Function) checkAllowed() error {
+	if len(f.Allowed) > 0 && f.Format == "" {
+		return errors.New("is for cameras, and clients can have a key; delete it and set `key`, or set `format`")
+	}
+	return nil
+}
+
 // checkAnswersTo returns an error if answers cannot go to the function's receiver.
 func (f *Function) checkAnswersTo() error {
 	switch to := f.AnswersTo; {

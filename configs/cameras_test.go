@@ -8,7 +8,7 @@ import (
 
 func TestCameras(t *testing.T) {
 	s := schema(t)
-	to := netip.MustParseAddrPort("192.0.2.7:9000")
+	to, network := netip.MustParseAddrPort("192.0.2.7:9000"), netip.MustParsePrefix("192.0.2.0/24")
 	for text, want := range map[string]Function{
 		"":                       {},
 		", format: gvsp":         {Format: FormatGVSP},
@@ -16,6 +16,8 @@ func TestCameras(t *testing.T) {
 		", format: rfc4175-bgr":  {Format: FormatRFC4175BGR},
 		", format: rfc4175-uyvy": {Format: FormatRFC4175UYVY},
 		", format: gvsp, answers_to: 192.0.2.7:9000": {Format: FormatGVSP, AnswersTo: &to},
+		", format: gvsp, allowed: [192.0.2.0/24]":    {Format: FormatGVSP, Allowed: []netip.Prefix{network}},
+		", key: /etc/a.keys":                         {Key: "/etc/a.keys"},
 	} {
 		text = "functions: [{name: a, port: 1" + text + "}]"
 		c, err := Decode("f.yaml", []byte(text))
@@ -55,6 +57,19 @@ func TestAnswersTo(t *testing.T) {
 		}
 		if err == nil || !strings.Contains(err.Error(), row.want) {
 			t.Errorf("%s %s: error %v does not say %q", row.format, row.to, err, row.want)
+		}
+	}
+}
+
+func TestSenders(t *testing.T) {
+	for text, want := range map[string]string{
+		"key: /etc/a.keys, format: gvsp":         "is for clients, and a camera (format: gvsp) has no key",
+		"allowed: [192.0.2.0/24]":                "is for cameras, and clients can have a key",
+		"format: gvsp, allowed: [192.0.2.7:500]": "want a network like",
+	} {
+		_, err := Decode("f.yaml", []byte("functions: [{name: a, port: 1, "+text+"}]"))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v does not say %q", text, err, want)
 		}
 	}
 }

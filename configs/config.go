@@ -337,6 +337,8 @@ type Function struct {
 	// File with the keys of its clients, one in each line: it runs only requests of clients with one of them (docs/security.md).
 	// The file is read again when it changes. All clients may send requests if left out.
 	Key string `yaml:"key,omitempty" want:"a file" example:"/etc/penstock/face.keys"`
+	// Networks of its cameras, which have no key: packets of other addresses are dropped. All may send if left out.
+	Allowed []netip.Prefix `yaml:"allowed,omitempty" maxItems:"64" pattern:"^[0-9a-fA-F.:]+/[0-9]{1,3}$" want:"a network like 192.0.2.0/24 or 192.0.2.7/32" example:"[192.0.2.7/32]"`
 	// Receiver of the answers about pictures of cameras, in UDP datagrams of Penstock's protocol. If
 	// left out, answers are counted and not sent.
 	AnswersTo *netip.AddrPort `yaml:"answers_to,omitempty" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 192.0.2.7:9000" example:"192.0.2.7:9000"`

@@ -233,6 +233,7 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 		{"in_flight", inFlightOn(f.InFlight, device)},
 		{"answers_to", f.checkAnswersTo()},
 		{"key", f.checkKey()},
+		{"allowed", f.checkAllowed()},
 		{"worker", f.workerUnder(c)},
 	}
 	all = append(all, f.ownProcessKeys()...)

@@ -57,6 +57,8 @@ type Options struct {
 	// nowhere if it is not valid.
 	Camera    *cameras.Reader
 	AnswersTo netip.AddrPort
+	// Allowed are the networks of the cameras; none: all addresses may send.
+	Allowed []netip.Prefix
 	// Streams: the function keeps a state per stream of a client, so each client must prove its address first.
 	Streams bool
 	// Keys are those of the function; nil: requests need no token.
@@ -196,6 +198,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		MinFragmentBytes: o.MinFragmentBytes,
 		Camera:           o.Camera,
 		AnswersTo:        o.AnswersTo,
+		Allowed:          o.Allowed,
 		Streams:          o.Streams,
 		SLO:              o.Objective,
 		Transit:          o.Transit,

@@ -3,6 +3,7 @@ package aggregate
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/datapath/cameras"
@@ -57,6 +58,10 @@ func (a *Aggregator) addPacket(d *ingest.Datagram, events *Events) {
 // beginPicture gives a new picture a slot, or turns it away. A picture that was turned away is
 // remembered for as long as an answered one, because a camera may take that long to send the rest.
 func (a *Aggregator) beginPicture(k requestKey, d *ingest.Datagram, p *cameras.Packet, events *Events) {
+	if !a.config.allows(d.From.Addr()) {
+		a.drop(dropAddress, d, events)
+		return
+	}
 	end := record{requestKey: k, result: wire.Result{SentAt: p.SentAt}}
 	if p.Refusal.Cause != 0 {
 		a.stats.Refused++
@@ -81,6 +86,12 @@ func (a *Aggregator) beginPicture(k requestKey, d *ingest.Datagram, p *cameras.P
 	r.extension.picture = p.Shape
 	r.stream, r.extended, r.led = p.Stream, p.Extended, p.Part == cameras.Run
 	a.receivePacket(slot, d, p, events)
+}
+
+// allows reports whether a camera may send from an address.
+func (c *Config) allows(from netip.Addr) bool {
+	from = from.WithZone("").Unmap()
+	return len(c.Allowed) == 0 || slices.ContainsFunc(c.Allowed, func(p netip.Prefix) bool { return p.Contains(from) })
 }
 
 // receivePacket adds a packet to a live picture.

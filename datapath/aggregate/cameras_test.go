@@ -763,3 +763,26 @@ func FuzzAddGVSPOfAnySize(f *testing.F) {
 func FuzzAddRFC4175(f *testing.F) {
 	fuzzPackets(f, forCameras(cameras.RFC4175), slices.Concat(rtp(1).Packets(), rtp(2).Packets()))
 }
+
+func TestAllowed(t *testing.T) {
+	allow := func(c *Config) {
+		forCameras(cameras.GVSP)(c)
+		c.Allowed = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("fe80::/64")}
+	}
+	onBed(t, allow, func(b *harness) {
+		packets := gvsp(1).Packets()
+		e := b.packets(netip.MustParseAddrPort("127.0.0.2:5000"), packets...)
+		if len(e.Reported)+len(e.Complete) > 0 {
+			t.Errorf("packets of another address make %+v", e)
+		}
+		b.wantDrops(map[Drop]uint64{dropAddress: uint64(len(packets) - 1), dropLate: 1}) // the trailer begins no picture
+		if s := b.a.Stats(); s.Begun != 0 || s.Clients != 0 || s.Remembered != 0 {
+			t.Errorf("they leave %+v", s)
+		}
+		b.wantPictures(b.packets(netip.MustParseAddrPort("[::ffff:127.0.0.1]:5000"), packets...), 1)
+		b.wantPictures(b.packets(netip.MustParseAddrPort("127.0.0.1:5000"), gvsp(2).Packets()...), 2)
+		if !b.a.config.allows(netip.MustParseAddr("fe80::7%eth0")) || b.a.config.allows(netip.MustParseAddr("fe81::7")) {
+			t.Error("an address of IPv6 is not judged by its network")
+		}
+	})
+}

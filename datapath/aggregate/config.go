@@ -37,6 +37,8 @@ type Config struct {
 	// RequestBytes.
 	Camera    *cameras.Reader
 	AnswersTo netip.AddrPort
+	// Allowed are the networks of the cameras; none: all addresses may send.
+	Allowed []netip.Prefix
 
 	// Streams: the function keeps a state per stream of a client. A complete request whose client has not proved its
 	// address is turned away like one without room: the source may be forged, and the state that of another client.

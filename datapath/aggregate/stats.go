@@ -34,6 +34,8 @@ const (
 	dropToken
 	// dropProof: the proof is wrong, was seen before, is too old, or one of too many.
 	dropProof
+	// dropAddress: the address is not one of the function's cameras.
+	dropAddress
 	// numDrops is the size of an array indexed by Drop.
 	numDrops
 )
@@ -49,7 +51,7 @@ func dropAfter(status wire.Status) Drop {
 	return dropLate
 }
 
-var dropWords = [numDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented", "shed", "token", "proof"}
+var dropWords = [numDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented", "shed", "token", "proof", "address"}
 
 func (d Drop) String() string {
 	if d < numDrops {

@@ -90,6 +90,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"max_picture":   {func(c *configs.Function) { c.MaxPicture = "640x480" }, nil},
 		"key":           {func(c *configs.Function) { c.Key = "/etc/penstock.keys" }, nil}, // its file is followed: TestKeysFollow
 		"answers_to":    {nil, nil},                                                        // TestEditCamera
+		"allowed":       {nil, nil},                                                        // of a camera
 		"worker":        {nil, nil},                                                        // TestEditWorker
 		"name":          {nil, nil},                                                        // another name is another function
 	}
