@@ -125,7 +125,7 @@ func writeJSON(w http.ResponseWriter, v any) error {
 func (s *server) serverMetadata(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.describe()) }
 
 func (s *server) describe() map[string]any {
-	return map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data", "model_configuration", "model_repository", "statistics"}}
+	return map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics"}}
 }
 
 // ready answers 200 when every function of the key has a process that serves. KServe's client reads "ready", and the protocol's

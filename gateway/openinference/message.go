@@ -16,7 +16,11 @@ func DecodeMessage(m *inference.ModelInferRequest, card *models.Card) (*Request,
 		return nil, err
 	}
 	for _, o := range m.Outputs {
-		q.Outputs = append(q.Outputs, outputJSON{Name: o.Name})
+		out := outputJSON{Name: o.Name}
+		if err := out.Parameters.set(o.Parameters); err != nil {
+			return nil, fmt.Errorf("output %q: %w", o.Name, err)
+		}
+		q.Outputs = append(q.Outputs, out)
 	}
 	raw := m.RawInputContents
 	if len(raw) > 0 && len(raw) != len(m.Inputs) {
@@ -122,7 +126,7 @@ func EncodeMessage(r *Request, name, version string, parameters map[string]int64
 		m.Parameters[key] = &inference.InferParameter{ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: v}}
 	}
 	for _, w := range r.wanted(outputs) {
-		t, err := find(outputs, w.name)
+		t, err := r.output(outputs, &w)
 		if err != nil {
 			return nil, err
 		}

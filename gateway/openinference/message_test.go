@@ -69,12 +69,15 @@ func TestMessage(t *testing.T) {
 		},
 		Inputs:           []*inference.ModelInferRequest_InferInputTensor{{Name: "s", Datatype: "INT64"}, {Name: "v", Datatype: "FP16", Shape: []int64{2}}},
 		RawInputContents: [][]byte{[]byte("12345678"), []byte("abcd")},
+		Outputs: []*inference.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: map[string]*inference.InferParameter{
+			"classification": {ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: 3}},
+		}}},
 	}
 	r, err := DecodeMessage(m, &two)
 	must.OK(t, err)
 	memory := make([]byte, r.Needed)
 	must.OK(t, r.Fill(memory))
-	if string(memory) != "abcd12345678" || r.ID != "7" || r.Timeout != 25*time.Millisecond || r.Sequence != "3" || !r.SequenceStart {
+	if string(memory) != "abcd12345678" || r.ID != "7" || r.Timeout != 25*time.Millisecond || r.Sequence != "3" || !r.SequenceStart || r.outputs[0].classes != 3 {
 		t.Errorf("%q %+v", memory, r)
 	}
 

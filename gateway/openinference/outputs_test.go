@@ -112,3 +112,31 @@ func TestOutputs(t *testing.T) {
 		t.Errorf("binary: %q", body)
 	}
 }
+
+// TestClassification asks for the best classes of an output.
+func TestClassification(t *testing.T) {
+	card := &models.Card{Labels: []string{"cat", "dog"}}
+	ranked := []Tensor{{"scores", []int64{2, 2}, []float32{0.75, 0.25, 0.5, 0}}, {"classes", []int64{2, 2}, []int32{1, 7, 0, noClass}}}
+	for name, c := range map[string]struct {
+		outputs     []Tensor
+		asked, want string
+	}{
+		"places":    {[]Tensor{{"y", []int64{1, 3}, []float32{0.25, 2, 0.5}}}, `{"name":"y","parameters":{"classification":2}}`, `"shape":[1,2],"datatype":"BYTES","data":["2.000000:1:dog","0.500000:2"]`},
+		"classes":   {ranked, `{"name":"scores","parameters":{"classification":9}}`, `"shape":[2,2],"datatype":"BYTES","data":["0.750000:1:dog","0.250000:7","0.500000:0:cat",""]`},
+		"integers":  {ranked, `{"name":"classes","parameters":{"classification":1}}`, `"shape":[2,1],"datatype":"BYTES","data":["7:1:dog","0:0:cat"]`},
+		"no number": {ranked, `{"name":"classes","parameters":{"classification":0}}`, `"datatype":"INT32","data":[1,7,0,-1]`},
+		"texts":     {[]Tensor{{"text", []int64{1}, []string{"a"}}}, `{"name":"text","parameters":{"classification":1}}`, `output "text" has elements of BYTES, want an output of numbers`},
+	} {
+		r := &Request{labels: card.Labels}
+		var q outputJSON
+		must.OK(t, json.Unmarshal([]byte(c.asked), &q))
+		r.outputs = []outputWanted{{name: q.Name, classes: q.Parameters.Classification}}
+		body, _, err := EncodeResponse(r, "f", "1", nil, c.outputs)
+		if err != nil {
+			body = []byte(err.Error())
+		}
+		if !strings.Contains(string(body), c.want) {
+			t.Errorf("%s: %s, want %s", name, body, c.want)
+		}
+	}
+}

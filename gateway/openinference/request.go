@@ -51,11 +51,14 @@ type Request struct {
 	outputs []outputWanted
 	// binary applies to outputs that do not say it.
 	binary bool
+	labels []string // of the model's classes
 }
 
 type outputWanted struct {
 	name   string
 	binary bool
+	// classes is the number of best classes that the output has in place of its values; 0: it has those.
+	classes int
 }
 
 // The JSON of a request. Unknown members are ignored, as the protocol asks.
@@ -89,6 +92,7 @@ type (
 		BinaryDataSize   *int64          `json:"binary_data_size"`
 		BinaryData       *bool           `json:"binary_data"`
 		BinaryDataOutput *bool           `json:"binary_data_output"`
+		Classification   int             `json:"classification"`
 	}
 )
 
@@ -124,7 +128,7 @@ func DecodeRequest(body []byte, headerLength string, card *models.Card) (*Reques
 
 // newRequest checks a message. raw are the binary data of all inputs that have binary_data_size.
 func newRequest(q *requestJSON, raw []byte, card *models.Card) (*Request, error) {
-	r := &Request{ID: q.ID, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
+	r := &Request{ID: q.ID, labels: card.Labels, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
 	if q.Parameters.Timeout != nil {
 		micros, err := strconv.ParseInt(q.Parameters.Timeout.String(), 10, 64)
 		if err != nil || micros < 0 || micros > math.MaxInt64/int64(time.Microsecond) {
@@ -140,7 +144,10 @@ func newRequest(q *requestJSON, raw []byte, card *models.Card) (*Request, error)
 		r.Sequence, r.SequenceStart = id, q.Parameters.SequenceStart
 	}
 	for _, o := range q.Outputs {
-		wanted := outputWanted{name: o.Name, binary: r.binary}
+		wanted := outputWanted{name: o.Name, binary: r.binary, classes: o.Parameters.Classification}
+		if wanted.classes < 0 {
+			return nil, fmt.Errorf("output %q: parameter classification is %d, want a number of classes", o.Name, wanted.classes)
+		}
 		if o.Parameters.BinaryData != nil {
 			wanted.binary = *o.Parameters.BinaryData
 		}

@@ -1,9 +1,11 @@
 package openinference
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -234,7 +236,7 @@ func EncodeResponse(r *Request, name, version string, parameters map[string]int6
 	response := responseJSON{ModelName: name, ModelVersion: version, ID: r.ID, Parameters: parameters, Outputs: []tensorJSON{}}
 	var raw []byte
 	for _, w := range r.wanted(outputs) {
-		t, err := find(outputs, w.name)
+		t, err := r.output(outputs, &w)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -264,16 +266,65 @@ func (r *Request) wanted(outputs []Tensor) (wanted []outputWanted) {
 		return r.outputs
 	}
 	for _, t := range outputs {
-		wanted = append(wanted, outputWanted{t.Name, r.binary})
+		wanted = append(wanted, outputWanted{name: t.Name, binary: r.binary})
 	}
 	return wanted
 }
 
 // ErrOutput is the error for a wanted output that the function does not have.
-type ErrOutput struct{ Name, Has string }
+type ErrOutput struct{ text string }
 
-func (e *ErrOutput) Error() string {
-	return fmt.Sprintf("function has no output %q, want one of %s", e.Name, e.Has)
+func (e *ErrOutput) Error() string { return e.text }
+
+// output returns a wanted output.
+func (r *Request) output(outputs []Tensor, w *outputWanted) (*Tensor, error) {
+	t, err := find(outputs, w.name)
+	if err != nil || w.classes == 0 {
+		return t, err
+	}
+	var classes []int32
+	if c, err := find(outputs, "classes"); err == nil && w.name == "scores" {
+		classes = c.Values.([]int32)
+	}
+	return t.classify(w.classes, classes, r.labels)
+}
+
+// classify returns the highest elements of each image as texts "value:class:label", as Triton writes them. The class of an element is
+// its place, if there are no classes. Places without a class are empty.
+func (t *Tensor) classify(most int, classes []int32, labels []string) (*Tensor, error) {
+	values := reflect.ValueOf(t.values())
+	format := "%d:%d"
+	switch values.Type().Elem().Kind() {
+	case reflect.String, reflect.Bool:
+		return nil, &ErrOutput{fmt.Sprintf("output %q has elements of %s, want an output of numbers for a classification", t.Name, t.datatype())}
+	case reflect.Float32, reflect.Float64:
+		format = "%f:%d"
+	}
+	value := func(i int) float64 { return values.Index(i).Convert(reflect.TypeFor[float64]()).Float() }
+	size := values.Len() / int(t.Shape[0])
+	most = min(most, size)
+	texts := []string{}
+	for first := 0; first < values.Len(); first += size {
+		order := make([]int, size)
+		for i := range order {
+			order[i] = first + i
+		}
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(value(b), value(a)) })
+		for _, i := range order[:most] {
+			class, text := i-first, ""
+			if classes != nil {
+				class = int(classes[i])
+			}
+			if class >= 0 {
+				text = fmt.Sprintf(format, values.Index(i), class)
+			}
+			if class >= 0 && class < len(labels) {
+				text += ":" + labels[class]
+			}
+			texts = append(texts, text)
+		}
+	}
+	return &Tensor{t.Name, []int64{t.Shape[0], int64(most)}, texts}, nil
 }
 
 func find(outputs []Tensor, name string) (*Tensor, error) {
@@ -284,7 +335,7 @@ func find(outputs []Tensor, name string) (*Tensor, error) {
 		}
 		names = append(names, outputs[i].Name)
 	}
-	return nil, &ErrOutput{name, strings.Join(names, ", ")}
+	return nil, &ErrOutput{fmt.Sprintf("function has no output %q, want one of %s", name, strings.Join(names, ", "))}
 }
 
 func (t *Tensor) datatype() string {

@@ -2209,8 +2209,9 @@ func (x *ModelInferRequest_InferInputTensor) GetContents() *InferTensorContents 
 }
 
 type ModelInferRequest_InferRequestedOutputTensor struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state         protoimpl.MessageState     `protogen:"open.v1"`
+	Name          string                     `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Parameters    map[string]*InferParameter `protobuf:"bytes,2,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2252,6 +2253,13 @@ func (x *ModelInferRequest_InferRequestedOutputTensor) GetName() string {
 	return ""
 }
 
+func (x *ModelInferRequest_InferRequestedOutputTensor) GetParameters() map[string]*InferParameter {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
 type ModelInferResponse_InferOutputTensor struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2263,7 +2271,7 @@ type ModelInferResponse_InferOutputTensor struct {
 
 func (x *ModelInferResponse_InferOutputTensor) Reset() {
 	*x = ModelInferResponse_InferOutputTensor{}
-	mi := &file_inference_proto_msgTypes[37]
+	mi := &file_inference_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2283,7 @@ func (x *ModelInferResponse_InferOutputTensor) String() string {
 func (*ModelInferResponse_InferOutputTensor) ProtoMessage() {}
 
 func (x *ModelInferResponse_InferOutputTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[37]
+	mi := &file_inference_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2332,7 @@ type RepositoryIndexResponse_ModelIndex struct {
 
 func (x *RepositoryIndexResponse_ModelIndex) Reset() {
 	*x = RepositoryIndexResponse_ModelIndex{}
-	mi := &file_inference_proto_msgTypes[39]
+	mi := &file_inference_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2336,7 +2344,7 @@ func (x *RepositoryIndexResponse_ModelIndex) String() string {
 func (*RepositoryIndexResponse_ModelIndex) ProtoMessage() {}
 
 func (x *RepositoryIndexResponse_ModelIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[39]
+	mi := &file_inference_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2441,7 @@ const file_inference_proto_rawDesc = "" +
 	"\x0fuint64_contents\x18\x05 \x03(\x04R\x0euint64Contents\x12#\n" +
 	"\rfp32_contents\x18\x06 \x03(\x02R\ffp32Contents\x12#\n" +
 	"\rfp64_contents\x18\a \x03(\x01R\ffp64Contents\x12%\n" +
-	"\x0ebytes_contents\x18\b \x03(\fR\rbytesContents\"\xa0\x05\n" +
+	"\x0ebytes_contents\x18\b \x03(\fR\rbytesContents\"\xe4\x06\n" +
 	"\x11ModelInferRequest\x12\x1d\n" +
 	"\n" +
 	"model_name\x18\x01 \x01(\tR\tmodelName\x12#\n" +
@@ -2449,9 +2457,15 @@ const file_inference_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bdatatype\x18\x02 \x01(\tR\bdatatype\x12\x14\n" +
 	"\x05shape\x18\x03 \x03(\x03R\x05shape\x12:\n" +
-	"\bcontents\x18\x05 \x01(\v2\x1e.inference.InferTensorContentsR\bcontents\x1a0\n" +
+	"\bcontents\x18\x05 \x01(\v2\x1e.inference.InferTensorContentsR\bcontents\x1a\xf3\x01\n" +
 	"\x1aInferRequestedOutputTensor\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x1aX\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12g\n" +
+	"\n" +
+	"parameters\x18\x02 \x03(\v2G.inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntryR\n" +
+	"parameters\x1aX\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
+	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\x1aX\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
 	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\"\xe7\x03\n" +
@@ -2605,7 +2619,7 @@ func file_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_inference_proto_goTypes = []any{
 	(DataType)(0),                                        // 0: inference.DataType
 	(*ServerLiveRequest)(nil),                            // 1: inference.ServerLiveRequest
@@ -2645,10 +2659,11 @@ var file_inference_proto_goTypes = []any{
 	(*ModelInferRequest_InferInputTensor)(nil),           // 35: inference.ModelInferRequest.InferInputTensor
 	(*ModelInferRequest_InferRequestedOutputTensor)(nil), // 36: inference.ModelInferRequest.InferRequestedOutputTensor
 	nil, // 37: inference.ModelInferRequest.ParametersEntry
-	(*ModelInferResponse_InferOutputTensor)(nil), // 38: inference.ModelInferResponse.InferOutputTensor
-	nil, // 39: inference.ModelInferResponse.ParametersEntry
-	(*RepositoryIndexResponse_ModelIndex)(nil), // 40: inference.RepositoryIndexResponse.ModelIndex
-	nil, // 41: inference.RepositoryModelLoadRequest.ParametersEntry
+	nil, // 38: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
+	(*ModelInferResponse_InferOutputTensor)(nil), // 39: inference.ModelInferResponse.InferOutputTensor
+	nil, // 40: inference.ModelInferResponse.ParametersEntry
+	(*RepositoryIndexResponse_ModelIndex)(nil), // 41: inference.RepositoryIndexResponse.ModelIndex
+	nil, // 42: inference.RepositoryModelLoadRequest.ParametersEntry
 }
 var file_inference_proto_depIdxs = []int32{
 	34, // 0: inference.ModelMetadataResponse.inputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
@@ -2656,8 +2671,8 @@ var file_inference_proto_depIdxs = []int32{
 	37, // 2: inference.ModelInferRequest.parameters:type_name -> inference.ModelInferRequest.ParametersEntry
 	35, // 3: inference.ModelInferRequest.inputs:type_name -> inference.ModelInferRequest.InferInputTensor
 	36, // 4: inference.ModelInferRequest.outputs:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor
-	39, // 5: inference.ModelInferResponse.parameters:type_name -> inference.ModelInferResponse.ParametersEntry
-	38, // 6: inference.ModelInferResponse.outputs:type_name -> inference.ModelInferResponse.InferOutputTensor
+	40, // 5: inference.ModelInferResponse.parameters:type_name -> inference.ModelInferResponse.ParametersEntry
+	39, // 6: inference.ModelInferResponse.outputs:type_name -> inference.ModelInferResponse.InferOutputTensor
 	14, // 7: inference.ModelStreamInferResponse.infer_response:type_name -> inference.ModelInferResponse
 	0,  // 8: inference.ModelInput.data_type:type_name -> inference.DataType
 	0,  // 9: inference.ModelOutput.data_type:type_name -> inference.DataType
@@ -2673,41 +2688,43 @@ var file_inference_proto_depIdxs = []int32{
 	23, // 19: inference.InferStatistics.compute_output:type_name -> inference.StatisticDuration
 	24, // 20: inference.ModelStatistics.inference_stats:type_name -> inference.InferStatistics
 	25, // 21: inference.ModelStatisticsResponse.model_stats:type_name -> inference.ModelStatistics
-	40, // 22: inference.RepositoryIndexResponse.models:type_name -> inference.RepositoryIndexResponse.ModelIndex
-	41, // 23: inference.RepositoryModelLoadRequest.parameters:type_name -> inference.RepositoryModelLoadRequest.ParametersEntry
+	41, // 22: inference.RepositoryIndexResponse.models:type_name -> inference.RepositoryIndexResponse.ModelIndex
+	42, // 23: inference.RepositoryModelLoadRequest.parameters:type_name -> inference.RepositoryModelLoadRequest.ParametersEntry
 	12, // 24: inference.ModelInferRequest.InferInputTensor.contents:type_name -> inference.InferTensorContents
-	11, // 25: inference.ModelInferRequest.ParametersEntry.value:type_name -> inference.InferParameter
-	11, // 26: inference.ModelInferResponse.ParametersEntry.value:type_name -> inference.InferParameter
-	29, // 27: inference.RepositoryModelLoadRequest.ParametersEntry.value:type_name -> inference.ModelRepositoryParameter
-	1,  // 28: inference.GRPCInferenceService.ServerLive:input_type -> inference.ServerLiveRequest
-	3,  // 29: inference.GRPCInferenceService.ServerReady:input_type -> inference.ServerReadyRequest
-	5,  // 30: inference.GRPCInferenceService.ServerMetadata:input_type -> inference.ServerMetadataRequest
-	7,  // 31: inference.GRPCInferenceService.ModelReady:input_type -> inference.ModelReadyRequest
-	9,  // 32: inference.GRPCInferenceService.ModelMetadata:input_type -> inference.ModelMetadataRequest
-	13, // 33: inference.GRPCInferenceService.ModelInfer:input_type -> inference.ModelInferRequest
-	13, // 34: inference.GRPCInferenceService.ModelStreamInfer:input_type -> inference.ModelInferRequest
-	20, // 35: inference.GRPCInferenceService.ModelConfig:input_type -> inference.ModelConfigRequest
-	22, // 36: inference.GRPCInferenceService.ModelStatistics:input_type -> inference.ModelStatisticsRequest
-	27, // 37: inference.GRPCInferenceService.RepositoryIndex:input_type -> inference.RepositoryIndexRequest
-	30, // 38: inference.GRPCInferenceService.RepositoryModelLoad:input_type -> inference.RepositoryModelLoadRequest
-	32, // 39: inference.GRPCInferenceService.RepositoryModelUnload:input_type -> inference.RepositoryModelUnloadRequest
-	2,  // 40: inference.GRPCInferenceService.ServerLive:output_type -> inference.ServerLiveResponse
-	4,  // 41: inference.GRPCInferenceService.ServerReady:output_type -> inference.ServerReadyResponse
-	6,  // 42: inference.GRPCInferenceService.ServerMetadata:output_type -> inference.ServerMetadataResponse
-	8,  // 43: inference.GRPCInferenceService.ModelReady:output_type -> inference.ModelReadyResponse
-	10, // 44: inference.GRPCInferenceService.ModelMetadata:output_type -> inference.ModelMetadataResponse
-	14, // 45: inference.GRPCInferenceService.ModelInfer:output_type -> inference.ModelInferResponse
-	15, // 46: inference.GRPCInferenceService.ModelStreamInfer:output_type -> inference.ModelStreamInferResponse
-	21, // 47: inference.GRPCInferenceService.ModelConfig:output_type -> inference.ModelConfigResponse
-	26, // 48: inference.GRPCInferenceService.ModelStatistics:output_type -> inference.ModelStatisticsResponse
-	28, // 49: inference.GRPCInferenceService.RepositoryIndex:output_type -> inference.RepositoryIndexResponse
-	31, // 50: inference.GRPCInferenceService.RepositoryModelLoad:output_type -> inference.RepositoryModelLoadResponse
-	33, // 51: inference.GRPCInferenceService.RepositoryModelUnload:output_type -> inference.RepositoryModelUnloadResponse
-	40, // [40:52] is the sub-list for method output_type
-	28, // [28:40] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	38, // 25: inference.ModelInferRequest.InferRequestedOutputTensor.parameters:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
+	11, // 26: inference.ModelInferRequest.ParametersEntry.value:type_name -> inference.InferParameter
+	11, // 27: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
+	11, // 28: inference.ModelInferResponse.ParametersEntry.value:type_name -> inference.InferParameter
+	29, // 29: inference.RepositoryModelLoadRequest.ParametersEntry.value:type_name -> inference.ModelRepositoryParameter
+	1,  // 30: inference.GRPCInferenceService.ServerLive:input_type -> inference.ServerLiveRequest
+	3,  // 31: inference.GRPCInferenceService.ServerReady:input_type -> inference.ServerReadyRequest
+	5,  // 32: inference.GRPCInferenceService.ServerMetadata:input_type -> inference.ServerMetadataRequest
+	7,  // 33: inference.GRPCInferenceService.ModelReady:input_type -> inference.ModelReadyRequest
+	9,  // 34: inference.GRPCInferenceService.ModelMetadata:input_type -> inference.ModelMetadataRequest
+	13, // 35: inference.GRPCInferenceService.ModelInfer:input_type -> inference.ModelInferRequest
+	13, // 36: inference.GRPCInferenceService.ModelStreamInfer:input_type -> inference.ModelInferRequest
+	20, // 37: inference.GRPCInferenceService.ModelConfig:input_type -> inference.ModelConfigRequest
+	22, // 38: inference.GRPCInferenceService.ModelStatistics:input_type -> inference.ModelStatisticsRequest
+	27, // 39: inference.GRPCInferenceService.RepositoryIndex:input_type -> inference.RepositoryIndexRequest
+	30, // 40: inference.GRPCInferenceService.RepositoryModelLoad:input_type -> inference.RepositoryModelLoadRequest
+	32, // 41: inference.GRPCInferenceService.RepositoryModelUnload:input_type -> inference.RepositoryModelUnloadRequest
+	2,  // 42: inference.GRPCInferenceService.ServerLive:output_type -> inference.ServerLiveResponse
+	4,  // 43: inference.GRPCInferenceService.ServerReady:output_type -> inference.ServerReadyResponse
+	6,  // 44: inference.GRPCInferenceService.ServerMetadata:output_type -> inference.ServerMetadataResponse
+	8,  // 45: inference.GRPCInferenceService.ModelReady:output_type -> inference.ModelReadyResponse
+	10, // 46: inference.GRPCInferenceService.ModelMetadata:output_type -> inference.ModelMetadataResponse
+	14, // 47: inference.GRPCInferenceService.ModelInfer:output_type -> inference.ModelInferResponse
+	15, // 48: inference.GRPCInferenceService.ModelStreamInfer:output_type -> inference.ModelStreamInferResponse
+	21, // 49: inference.GRPCInferenceService.ModelConfig:output_type -> inference.ModelConfigResponse
+	26, // 50: inference.GRPCInferenceService.ModelStatistics:output_type -> inference.ModelStatisticsResponse
+	28, // 51: inference.GRPCInferenceService.RepositoryIndex:output_type -> inference.RepositoryIndexResponse
+	31, // 52: inference.GRPCInferenceService.RepositoryModelLoad:output_type -> inference.RepositoryModelLoadResponse
+	33, // 53: inference.GRPCInferenceService.RepositoryModelUnload:output_type -> inference.RepositoryModelUnloadResponse
+	42, // [42:54] is the sub-list for method output_type
+	30, // [30:42] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_inference_proto_init() }
@@ -2734,7 +2751,7 @@ func file_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_inference_proto_rawDesc), len(file_inference_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
