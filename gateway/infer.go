@@ -297,6 +297,14 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/form-data") {
+		image, minimum, err := s.form(w, r)
+		if err != nil {
+			return err
+		}
+		defer image.release()
+		return s.inferPhoto(w, r, f, image.data, minimum)
+	}
 	content, err := s.body(w, r)
 	if err != nil {
 		return err
@@ -306,7 +314,11 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 
 	// curl calls a body a form if the user does not say what it is.
 	if strings.HasPrefix(r.Header.Get("Content-Type"), "image/") || picture.Format(body) != "" {
-		return s.inferPhoto(w, r, f, body)
+		return s.inferPhoto(w, r, f, body, 0)
+	}
+	wanted, err := queryWanted(r, f.Card)
+	if err != nil {
+		return err
 	}
 	header := r.Header.Get(openinference.HeaderLength)
 	text := len(body)
@@ -316,10 +328,6 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 	q, err := s.tensors(r.Context(), content, text, func() (*openinference.Request, error) {
 		return openinference.DecodeRequest(body, header, f.Card)
 	})
-	if err != nil {
-		return err
-	}
-	wanted, err := queryWanted(r, f.Card)
 	if err != nil {
 		return err
 	}
@@ -365,17 +373,27 @@ func (s *server) inferTensors(ctx context.Context, from string, f *functions.Fun
 	if q.Sequence != "" && len(q.Payloads) > 1 {
 		return nil, badRequest(fmt.Errorf("sequence %q has %d images at once, want one per message", q.Sequence, len(q.Payloads)))
 	}
-	return s.inferAll(ctx, f, q.Payloads, wanted)
+	return s.inferAll(ctx, f, q, wanted)
 }
+
+// maxFiles is the max number of files that a message has in the queue of decoders.
+const maxFiles = 8
 
 // inferAll sends each picture of a request and waits for all answers. The error is the first
 // one, by the order of the pictures.
-func (s *server) inferAll(ctx context.Context, f *functions.Function, pictures [][]byte, wanted functions.Wanted) ([]functions.Answer, error) {
-	answers := make([]functions.Answer, len(pictures))
-	errs := make([]error, len(pictures))
+func (s *server) inferAll(ctx context.Context, f *functions.Function, q *openinference.Request, wanted functions.Wanted) ([]functions.Answer, error) {
+	answers := make([]functions.Answer, len(q.Payloads))
+	errs := make([]error, len(q.Payloads))
 	var wait sync.WaitGroup
-	for i, p := range pictures {
+	decoding := make(chan struct{}, maxFiles)
+	for i, p := range q.Payloads {
 		wait.Go(func() {
+			if q.Photos {
+				decoding <- struct{}{}
+				answers[i], errs[i] = s.inferFile(ctx, f, p, wanted)
+				<-decoding
+				return
+			}
 			began := time.Now()
 			answers[i], errs[i] = f.Infer(ctx, p, wanted)
 			s.publishTensor(f, &answers[i], time.Since(began), errs[i])
@@ -472,18 +490,17 @@ func bodyError(err error) error {
 }
 
 // photo decodes a photo, within the memory that all requests share, and infers it.
-func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a functions.Answer, found []functions.Detection, err error) {
-	wanted, err := queryWanted(r, f.Card)
-	if err != nil {
-		return a, nil, err
-	}
-	photo, err := s.memory.prepare(r.Context(), f, file)
+func (s *server) photo(ctx context.Context, f *functions.Function, file []byte, wanted functions.Wanted) (a functions.Answer, found []functions.Detection, err error) {
+	photo, err := s.memory.prepare(ctx, f, file)
 	if err != nil {
 		return a, nil, err
 	}
 	began := time.Now()
-	a, found, err = f.InferPrepared(r.Context(), &photo, wanted)
+	a, found, err = f.InferPrepared(ctx, &photo, wanted)
 	s.publishHTTP(f, photo.Size, &a, found, time.Since(began), err)
+	if err == nil {
+		s.wall.show(f.Name, file, a.Latency, f.Items(a, found), 0)
+	}
 	return a, found, err
 }
 
@@ -514,17 +531,27 @@ func queryWanted(r *http.Request, card *models.Card) (w functions.Wanted, err er
 	return w, nil
 }
 
-// inferPhoto answers a photo. Boxes are in its pixels.
-func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions.Function, file []byte) error {
-	a, found, err := s.photo(r, f, file)
+// inferPhoto answers a photo.
+func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions.Function, file []byte, minScore float64) error {
+	wanted, err := queryWanted(r, f.Card)
 	if err != nil {
 		return err
 	}
-	s.wall.show(f.Name, file, a.Latency, f.Items(a, found), 0)
-	if f.Card.FindsBoxes() {
-		a.Content = inPhoto(&a.Content, found)
+	wanted.LowestScore = max(wanted.LowestScore, minScore)
+	a, err := s.inferFile(r.Context(), f, file, wanted)
+	if err != nil {
+		return err
 	}
 	return s.answer(w, f, &openinference.Request{}, []functions.Answer{a})
+}
+
+// inferFile infers a photo. Boxes are in its pixels.
+func (s *server) inferFile(ctx context.Context, f *functions.Function, file []byte, wanted functions.Wanted) (functions.Answer, error) {
+	a, found, err := s.photo(ctx, f, file, wanted)
+	if err == nil && f.Card.FindsBoxes() {
+		a.Content = inPhoto(&a.Content, found)
+	}
+	return a, err
 }
 
 // inPhoto returns what was found in a photo, in its pixels. Masks stay in the grid that covers it.
@@ -589,12 +616,14 @@ func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]predicti
 		return nil, err
 	}
 	defer image.release()
-	file := image.data
-	a, found, err := s.photo(r, f, file)
+	wanted, err := queryWanted(r, f.Card)
 	if err != nil {
 		return nil, err
 	}
-	s.wall.show(f.Name, file, a.Latency, f.Items(a, found), 0)
+	_, found, err := s.photo(r.Context(), f, image.data, wanted)
+	if err != nil {
+		return nil, err
+	}
 	predictions := []prediction{}
 	for _, d := range found {
 		if float64(d.Score) >= minimum {

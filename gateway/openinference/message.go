@@ -98,6 +98,12 @@ func elements(c *inference.InferTensorContents, datatype string) (raw []byte, er
 		values = c.GetFp32Contents()
 	case "FP64":
 		values = c.GetFp64Contents()
+	case "BYTES":
+		for _, text := range c.GetBytesContents() {
+			raw = binary.LittleEndian.AppendUint32(raw, uint32(len(text)))
+			raw = append(raw, text...)
+		}
+		return raw, nil
 	default:
 		return nil, nil // only raw
 	}

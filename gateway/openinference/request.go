@@ -8,6 +8,7 @@ package openinference
 import (
 	"bytes"
 	"cmp"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,8 @@ type Request struct {
 	SequenceStart bool
 	// Payloads are those of the requests: an image's inputs in the card's order. They share the memory of the body, or that of Fill.
 	Payloads [][]byte
+	// Photos says that Payloads are files of pictures.
+	Photos bool
 	// Needed is the size of the memory for Fill, which makes Payloads. 0: the request has them.
 	Needed int
 
@@ -127,8 +130,8 @@ func DecodeRequest(body []byte, headerLength string, card *models.Card) (*Reques
 }
 
 // newRequest checks a message. raw are the binary data of all inputs that have binary_data_size.
-func newRequest(q *requestJSON, raw []byte, card *models.Card) (*Request, error) {
-	r := &Request{ID: q.ID, labels: card.Labels, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
+func newRequest(q *requestJSON, raw []byte, card *models.Card) (r *Request, err error) {
+	r = &Request{ID: q.ID, labels: card.Labels, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
 	if q.Parameters.Timeout != nil {
 		micros, err := strconv.ParseInt(q.Parameters.Timeout.String(), 10, 64)
 		if err != nil || micros < 0 || micros > math.MaxInt64/int64(time.Microsecond) {
@@ -154,7 +157,13 @@ func newRequest(q *requestJSON, raw []byte, card *models.Card) (*Request, error)
 		r.outputs = append(r.outputs, wanted)
 	}
 
-	want, tensor := inputs(card), card.InputTensors()[:1]
+	want := inputs(card)
+	if len(card.Inputs) == 0 && len(q.Inputs) == 1 && q.Inputs[0].Name == want[0].Name && q.Inputs[0].Datatype == "BYTES" {
+		r.Photos = true
+		r.Payloads, err = q.Inputs[0].files(raw)
+		return r, err
+	}
+	tensor := card.InputTensors()[:1]
 	asTensor := len(q.Inputs) == 1 && len(card.Inputs) == 0 && q.Inputs[0].is(&tensor[0]) && !q.Inputs[0].is(&want[0])
 	if asTensor {
 		want = tensor
@@ -301,6 +310,47 @@ func toWire(picture, tensor []byte, in *models.Input) error {
 		}
 	}
 	return nil
+}
+
+// files returns the elements of an input of BYTES: texts of base64, or binary data in which the length of each, 4 bytes, is before it.
+func (t *inputJSON) files(raw []byte) (files [][]byte, err error) {
+	switch size := t.Parameters.BinaryDataSize; {
+	case t.raw != nil:
+		raw = t.raw
+	case size != nil && *size != int64(len(raw)):
+		return nil, fmt.Errorf("input %q: binary_data_size is %d, and %d bytes follow", t.Name, *size, len(raw))
+	case size == nil && len(raw) > 0:
+		return nil, fmt.Errorf("input %q: %d bytes follow, and there is no binary_data_size", t.Name, len(raw))
+	case size == nil:
+		texts := json.NewDecoder(bytes.NewReader(t.Data))
+		for len(files) <= MaxImages {
+			token, err := texts.Token()
+			if err != nil { // the end: data is JSON
+				break
+			}
+			if _, nested := token.(json.Delim); nested {
+				continue
+			}
+			text, ok := token.(string)
+			file, err := base64.StdEncoding.DecodeString(text)
+			if !ok || err != nil {
+				return nil, fmt.Errorf("input %q: element %d of data is no text in base64, want the file of a picture", t.Name, len(files)+1)
+			}
+			files = append(files, file)
+		}
+	}
+	for len(raw) > 0 {
+		if len(raw) < 4 || uint64(binary.LittleEndian.Uint32(raw)) > uint64(len(raw)-4) {
+			return nil, fmt.Errorf("input %q: element %d is longer than the %d bytes that are left, want its length in 4 bytes, little endian, and so many bytes", t.Name, len(files)+1, len(raw))
+		}
+		end := 4 + int(binary.LittleEndian.Uint32(raw))
+		files, raw = append(files, raw[4:end:end]), raw[end:]
+	}
+	n := int64(len(files))
+	if n == 0 || n > MaxImages || !slices.Equal(t.Shape, []int64{n}) && !slices.Equal(t.Shape, []int64{n, 1}) {
+		return nil, fmt.Errorf("input %q: shape is %v, and there are %d files, want [n] with 1 to %d files", t.Name, t.Shape, n, MaxImages)
+	}
+	return files, nil
 }
 
 // list describes inputs.
