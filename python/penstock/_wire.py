@@ -82,7 +82,7 @@ def _formats() -> dict[str, tuple[int, int]]:
 
 # Number and bits of a pixel in a row of the first plane, by the format's name.
 FORMATS = _formats()
-# What Y, U and V mean: the matrix, and the full range if the name says it.
+# The matrix of Y, U and V, and the range of their samples, by name.
 COLOURS = {"bt601": 0, "bt709": 1, "bt2020": 2, "bt601-full": 4, "bt709-full": 5, "bt2020-full": 6}
 # Formats with rows of two more planes.
 PLANAR = ("nv12", "i420")
