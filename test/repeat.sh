@@ -37,8 +37,8 @@ seconds() {
 	esac
 }
 
-# packages prints the tested ones of the arguments, or all, without those that need a
-# GPU, or a make target of their own.
+# packages prints the tested ones of the arguments, or all, without those that need a GPU or
+# have another make target.
 packages() {
 	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./...) | grep -vE '/test/(dpdk|gpu|models|suites)$'
 }
