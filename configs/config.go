@@ -47,6 +47,9 @@ type Config struct {
 	ReservedCPUs int `yaml:"reserved_cpus" default:"0" min:"0" max:"1024"`
 	// Folders with model cards, searched in order before the built-in models.
 	Models []string `yaml:"models" default:"[]" want:"a folder with cards"`
+	// File of sha256sum that must list the files of all models but the built-in ones. A file with another sum is
+	// refused (docs/security.md).
+	ModelSums string `yaml:"model_sums" want:"a file" example:"/etc/penstock/SHA256SUMS"`
 	// Packet memory of each function, in equal parts of its receivers.
 	Slab Slab `yaml:"slab"`
 	// Sockets, and threads that receive, per function: clients are spread over them (docs/networking.md).

@@ -42,6 +42,8 @@ type Card struct {
 	Model string
 	// Data are other files that the model reads, absolute: an ONNX model may have its weights in them.
 	Data []string `json:",omitempty"`
+	// Sums are the SHA-256 sums, in hex, that Files must have; nil if the configuration demands none.
+	Sums []string `json:",omitempty"`
 	// Lines are the lines of some keys in the card's file: "input.name", "input.size", "batches",
 	// "outputs[0].name", "outputs[0].shape". A key that is left out has the line of what holds it.
 	Lines map[string]int `json:",omitempty"`

@@ -40,6 +40,8 @@ type Registry struct {
 	// Cache is the folder for the files of shipped models: frameworks and other
 	// processes open files by path. Empty means private.MakeCache.
 	Cache string
+	// Sums is a file of sha256sum that must list the files of all models but the shipped ones. Empty demands none.
+	Sums string
 }
 
 // Find returns the card for ref. If ref has a '/' or ends in .yaml, it is a
@@ -48,6 +50,17 @@ type Registry struct {
 // folder has the model's name must be valid, or the shipped model would replace
 // it silently.
 func (r Registry) Find(ref string) (*models.Card, error) {
+	card, err := r.find(ref)
+	if err != nil || r.Sums == "" || r.Shipped(card) {
+		return card, err
+	}
+	if err := card.Demand(r.Sums); err != nil {
+		return nil, fmt.Errorf("find card %s: %w", ref, err)
+	}
+	return card, nil
+}
+
+func (r Registry) find(ref string) (*models.Card, error) {
 	if strings.ContainsRune(ref, '/') || filepath.Ext(ref) == ".yaml" {
 		return models.ReadCard(ref)
 	}

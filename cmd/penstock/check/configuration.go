@@ -21,7 +21,7 @@ import (
 // Registry is where a configuration's models are found: its folders, then the
 // models that come with Penstock.
 func Registry(c configs.Config) zoo.Registry {
-	return zoo.Registry{Dirs: c.Models, Cache: c.RuntimeDir}
+	return zoo.Registry{Dirs: c.Models, Cache: c.RuntimeDir, Sums: c.ModelSums}
 }
 
 // ModelFolders are the folders of the models that Registry finds by name. It is empty without workers,

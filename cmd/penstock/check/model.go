@@ -25,6 +25,11 @@ func (n *node) load(ctx context.Context, card *models.Card) error {
 			return err
 		}
 	}
+	for i := range card.Sums {
+		if err := card.CheckSum(i); err != nil {
+			return err
+		}
+	}
 	return loads(ctx, card)
 }
 

@@ -1,10 +1,12 @@
 package serve
 
 import (
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/penstock/penstock/libml/weights"
 )
@@ -67,4 +69,47 @@ func (p *process) checkModelFile() error {
 		return fmt.Errorf("load model %s: %s has changed since the function started; put the old file back, or run `penstock if replace`", p.card.Name, p.card.Model)
 	}
 	return nil
+}
+
+// checkSums returns an error if a file of the model has not the sum that the configuration demands. It reads files whose
+// identity is new.
+func (p *process) checkSums() error {
+	now, err := p.identify()
+	if err != nil || slices.Equal(now, p.summed) {
+		return err
+	}
+	for i := range p.card.Sums {
+		if err := p.card.CheckSum(i); err != nil {
+			return err
+		}
+	}
+	p.summed = now
+	return p.checkUnchanged()
+}
+
+// checkUnchanged returns an error if a file changed since checkSums read it: a framework that has read it since may have
+// read anything. Nothing can set the time of a file's last change back.
+func (p *process) checkUnchanged() error {
+	now, err := p.identify()
+	if err == nil && !slices.Equal(now, p.summed) {
+		err = errors.New("the model's file changed while it was loaded, and model_sums demands its sum; the next start reads it again")
+	}
+	return err
+}
+
+// identify returns the identities of the files whose sums are demanded.
+func (p *process) identify() (all []weights.Identity, err error) {
+	for i := range p.card.Sums {
+		file, err := os.Open(p.card.Files()[i])
+		if err != nil {
+			return nil, err
+		}
+		id, err := weights.Identify(file)
+		file.Close()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, id)
+	}
+	return all, nil
 }

@@ -1,9 +1,12 @@
 package serve
 
 import (
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,4 +63,25 @@ func changeTime(t *testing.T, file string) unix.Timespec {
 	var about unix.Stat_t
 	must.OK(t, unix.Stat(file, &about))
 	return about.Ctim
+}
+
+// A model is loaded only from the files that the configuration lists, also if they change meanwhile.
+func TestCheckSums(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "model")
+	must.OK(t, os.WriteFile(file, []byte("weights"), 0o600))
+	listed := fmt.Sprintf("%x", sha256.Sum256([]byte("weights")))
+	p := &process{card: &models.Card{Name: "face", Model: file, Sums: []string{listed}}}
+	must.OK(t, errors.Join(p.checkSums(), p.checkUnchanged(), p.checkSums()))
+
+	// Another file for the time of a load: the right one is back, but it is not known what was read.
+	must.OK(t, errors.Join(os.WriteFile(file+"x", []byte("weights"), 0o600), os.Rename(file+"x", file)))
+	if err := p.checkUnchanged(); err == nil || !strings.Contains(err.Error(), "changed while it was loaded") {
+		t.Errorf("a replaced file: %v", err)
+	}
+	must.OK(t, errors.Join(p.checkSums(), p.checkUnchanged()))
+
+	must.OK(t, errors.Join(os.WriteFile(file+"x", []byte("WEIGHTS"), 0o600), os.Rename(file+"x", file)))
+	if err := p.checkSums(); err == nil || !strings.Contains(err.Error(), "and model_sums lists "+listed) {
+		t.Errorf("another file: %v", err)
+	}
 }

@@ -92,7 +92,8 @@ type process struct {
 	open  opener
 
 	card        *models.Card
-	tensorBytes int64 // of the card before keepSizes, and a room for pictures
+	summed      []weights.Identity // of the files with the sums of the card
+	tensorBytes int64              // of the card before keepSizes, and a room for pictures
 	build       framework.Build
 	framework   framework.Framework // nil while the model is evicted
 	linked      bool                // the framework has linked the model
@@ -378,10 +379,17 @@ func (p *process) load() error {
 	if f, ok := p.framework.(framework.Resident); ok {
 		f.UseNode(node)
 	}
+	if err := p.checkSums(); err != nil {
+		return fmt.Errorf("load model %s: %w", p.card.Name, err)
+	}
 	if err := p.framework.Init(env); err != nil {
 		return fmt.Errorf("init %s: %w", p.card.Name, err)
 	}
-	if err := p.framework.LoadModel(); err != nil && !errors.Is(err, framework.ErrNoHostStage) {
+	err := p.framework.LoadModel()
+	if err == nil || errors.Is(err, framework.ErrNoHostStage) {
+		err = p.checkUnchanged()
+	}
+	if err != nil {
 		return fmt.Errorf("load model %s: %w", p.card.Name, err)
 	}
 	return nil
@@ -470,7 +478,11 @@ func (p *process) warmsUpPartly() bool { return p.onGPU() && !p.worker.Conducted
 
 // linkModel has the framework link the loaded model.
 func (p *process) linkModel() (persistentBytes int64, err error) {
-	if persistentBytes, err = p.framework.LinkModel(); err != nil {
+	persistentBytes, err = p.framework.LinkModel()
+	if err == nil && p.onGPU() { // where it may read the files
+		err = p.checkUnchanged()
+	}
+	if err != nil {
 		return 0, fmt.Errorf("link model %s: %w", p.card.Name, err)
 	}
 	p.linked = true
