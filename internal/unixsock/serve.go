@@ -17,8 +17,7 @@ type Listener interface {
 // acceptPause is the time until the next try after a connection could not be accepted.
 const acceptPause = 100 * time.Millisecond
 
-// Serve calls handle with each connection, on a goroutine of its own, and returns when the listener is closed and all
-// calls have ended. The end of ctx closes the listener, and the connections that are being handled. Serve closes
+// Serve calls handle in a goroutine for each connection. It returns when the listener is closed and all calls have ended. The end of ctx closes the listener, and the connections that are being handled. Serve closes
 // connections beyond most at once. It calls failed if it cannot accept one: most likely no descriptors are left. handle
 // owns its connection.
 func Serve(ctx context.Context, l Listener, most int, failed func(error), handle func(*net.UnixConn)) {

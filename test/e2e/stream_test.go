@@ -252,7 +252,7 @@ func BenchmarkStreamCPU(b *testing.B) {
 		if out, err := c.CombinedOutput(); err != nil {
 			b.Fatalf("%v: %s", err, out)
 		}
-		return (c.ProcessState.UserTime() + c.ProcessState.SystemTime()) / frames // with those of its own ffmpeg
+		return (c.ProcessState.UserTime() + c.ProcessState.SystemTime()) / frames // its child ffmpeg included
 	}
 	var decode, stream []time.Duration
 	for b.Loop() {
