@@ -38,7 +38,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/private"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -296,7 +295,7 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
 	}
 	if o.KeyFile != "" {
-		if _, err := private.ReadKeys(o.KeyFile); err != nil {
+		if _, err := readKeys(o.KeyFile); err != nil {
 			return nil, fmt.Errorf("dial %s: %w", addr, err)
 		}
 	}

@@ -2,9 +2,10 @@ package client
 
 import (
 	"crypto/rand"
+	"fmt"
+	"os"
 	"time"
 
-	"github.com/penstock/penstock/private"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -79,7 +80,7 @@ func (c *Client) handleHello(b []byte, at int64) error {
 	}
 	var keys [][]byte
 	if kind == wire.TypeHello && c.options.KeyFile != "" {
-		keys, _ = private.ReadKeys(c.options.KeyFile) // Dial has read it: if it has become wrong, the requests end unanswered
+		keys, _ = readKeys(c.options.KeyFile) // Dial has read it: if it has become wrong, the requests end unanswered
 	}
 
 	c.mu.Lock()
@@ -108,4 +109,13 @@ func (c *Client) handleHello(b []byte, at int64) error {
 	}
 	c.wakeSender()
 	return nil
+}
+
+// readKeys reads the keys in a file.
+func readKeys(file string) ([][]byte, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read keys: %w", err)
+	}
+	return wire.DecodeKeys(file, text)
 }

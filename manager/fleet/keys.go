@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/private"
+	"github.com/penstock/penstock/wire"
 )
 
 // keysEvery is how often a file of keys is read again.
@@ -25,7 +27,7 @@ type keys struct {
 func readKeys(file string) (k keys, err error) {
 	k = keys{file: file, readAt: runclock.Now()}
 	if file != "" {
-		k.all, err = private.ReadKeys(file)
+		k.all, err = decodeKeys(file)
 	}
 	return k, err
 }
@@ -36,7 +38,7 @@ func (k *keys) follow(now time.Duration, log zerolog.Logger) (changed bool) {
 		return false
 	}
 	k.readAt = now
-	all, err := private.ReadKeys(k.file)
+	all, err := decodeKeys(k.file)
 	if err != nil {
 		if k.err != err.Error() {
 			log.Error().Err(err).Msg("keep the last keys")
@@ -51,4 +53,13 @@ func (k *keys) follow(now time.Duration, log zerolog.Logger) (changed bool) {
 	k.all = all
 	log.Info().Int("keys", len(all)).Msg("keys changed")
 	return true
+}
+
+// decodeKeys reads the keys in a file.
+func decodeKeys(file string) ([][]byte, error) {
+	text, err := private.ReadSecret(file, wire.MaxKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("read keys: %w", err)
+	}
+	return wire.DecodeKeys(file, text)
 }
