@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os/exec"
 	"runtime"
 	"slices"
@@ -36,10 +37,12 @@ const (
 	// probeSamples is how often the work is timed at each priority.
 	probeSamples = 15
 
-	// A kernel that keeps the GPU full copies occupyBytes occupyParts times. That takes a millisecond on an
-	// H200, and longer on a slower GPU.
-	occupyBytes = 128 << 20
-	occupyParts = 16
+	// occupyTime is the min time of a kernel that keeps the GPU full. It copies from
+	// occupyMinBytes to occupyMaxBytes, up to fetchParts times. The min gives each of 132
+	// multiprocessors 31 blocks.
+	occupyTime     = time.Millisecond
+	occupyMinBytes = 16 << 20
+	occupyMaxBytes = 128 << 20
 	// occupyAhead is how many of these kernels are queued.
 	occupyAhead = 16
 
@@ -47,7 +50,7 @@ const (
 	// fullTime the min time. Otherwise the measurement proves nothing. On two H200s the work took
 	// 4 ms and 0.9 ms.
 	fullFactor = 10
-	fullTime   = probeKernels * time.Millisecond / 8
+	fullTime   = probeKernels * occupyTime / 8
 	// heldFactor is how much shorter the work at the highest priority is if priorities hold.
 	// On an H200 the difference is a factor of 35. Priorities hold if that is so in minHeld of the
 	// samples, and do not hold if it is so in up to maxNotHeld. Between these, delays of the CPU
@@ -212,7 +215,7 @@ func (o *occupier) end() error {
 // Occupy is the other process of MeasurePriorities. in and out are its standard input and
 // output. It returns when in ends.
 func Occupy(name string, in io.Reader, out io.Writer) (err error) {
-	c, err := openCopies(name, occupyBytes)
+	c, err := openCopies(name, occupyMaxBytes)
 	if err != nil {
 		return err
 	}
@@ -235,14 +238,18 @@ func Occupy(name string, in io.Reader, out io.Writer) (err error) {
 		defer close(ended)
 		io.Copy(io.Discard, orders)
 	}()
-	return c.occupy(stream, ended, func() error {
+	bytes, parts, err := c.longCopy(stream)
+	if err != nil {
+		return err
+	}
+	return c.occupy(stream, bytes, parts, ended, func() error {
 		_, err := fmt.Fprintln(out, "full")
 		return err
 	})
 }
 
 // occupy keeps occupyAhead copies queued until ended is closed. It calls full when they are.
-func (c *copies) occupy(s cuda.Stream, ended <-chan struct{}, full func() error) error {
+func (c *copies) occupy(s cuda.Stream, bytes, parts int, ended <-chan struct{}, full func() error) error {
 	var done [occupyAhead]cuda.Event
 	for i := range done {
 		e, err := c.context.NewBlockingEvent()
@@ -267,13 +274,48 @@ func (c *copies) occupy(s cuda.Stream, ended <-chan struct{}, full func() error)
 		if err := e.Synchronize(); err != nil {
 			return err
 		}
-		if err := c.launch(s, occupyBytes, occupyParts); err != nil {
+		if err := c.launch(s, bytes, parts); err != nil {
 			return err
 		}
 		if err := e.Record(s); err != nil {
 			return err
 		}
 	}
+}
+
+// longCopy returns the size of a copy that takes occupyTime, as far as there is memory for it.
+func (c *copies) longCopy(s cuda.Stream) (bytes, parts int, err error) {
+	bytes, parts = occupyMinBytes, 1
+	for {
+		took, err := c.quickest(s, bytes, parts)
+		switch {
+		case err != nil:
+			return 0, 0, err
+		case took >= occupyTime, bytes == occupyMaxBytes && parts == fetchParts:
+			return bytes, parts, nil
+		case bytes < occupyMaxBytes:
+			bytes *= 2
+		default:
+			parts *= 2
+		}
+	}
+}
+
+// quickest returns the min time of a copy: the first launches and delays of the CPU take longer.
+func (c *copies) quickest(s cuda.Stream, bytes, parts int) (time.Duration, error) {
+	const tries = 3
+	quickest := time.Duration(math.MaxInt64)
+	for range tries {
+		began := time.Now()
+		if err := c.launch(s, bytes, parts); err != nil {
+			return 0, err
+		}
+		if err := s.Synchronize(); err != nil {
+			return 0, err
+		}
+		quickest = min(quickest, time.Since(began))
+	}
+	return quickest, nil
 }
 
 // copies launches the kernel fetch on its own memory. Its methods need the thread of openCopies.
