@@ -294,7 +294,7 @@ func TestCOnGPU(t *testing.T) {
 	} {
 		t.Run(weights, func(t *testing.T) {
 			const slow = 60 // pictures: the fake driver runs a kernel's threads one after the other
-			nd := start(t, "weights: "+weights+"\n"+onGPU(exampleCard(t, "fashion"), "name: clothes, slo: 20s, share_percent: 50"),
+			nd := start(t, "weights: "+weights+"\n"+onGPU(exampleCard(t, "fashion"), "name: clothes, slo: 60s, share_percent: 50"),
 				withGPU(t, true)...)
 			answersAsONNXRuntime(t, nd, "clothes", slow)
 			nodetest.Logged(t, nd, says)
