@@ -140,7 +140,9 @@ func TestRun(t *testing.T) {
 		t.Errorf("half the device at batch 4 with 2 processes: %+v (%t)", p, ok)
 	}
 	have, err := profile.ReadFile(o.File)
-	if err != nil || !reflect.DeepEqual(have, r.Profile) || !have.Header.Complete {
+	reported := r.Profile
+	reported.File = o.File
+	if err != nil || !reflect.DeepEqual(have, reported) || !have.Header.Complete {
 		t.Errorf("the file has %+v (%v), want what was reported", have, err)
 	}
 	if _, err := os.Stat(o.File + PartialSuffix); !os.IsNotExist(err) {
