@@ -94,15 +94,17 @@ func TestKeyChanges(t *testing.T) {
 
 // TestForgedHello sends answers to hellos that the client did not send.
 func TestForgedHello(t *testing.T) {
-	var m *clienttest.Manager
+	manager := make(chan *clienttest.Manager, 1)
 	forged := func(q clienttest.Request) (wire.Result, []byte, bool) {
+		m := <-manager
 		for _, kind := range []wire.Type{wire.TypeHello, wire.TypeProof} {
 			m.Inject(q.From, (&wire.Hello{Value: 1}).Append(nil, kind))
 			m.Inject(q.From, (&wire.Hello{}).Append(nil, kind))
 		}
 		return wire.Result{Status: wire.StatusLate}, nil, true
 	}
-	m = startManager(t, forged, clienttest.ManagerOptions{})
+	m := startManager(t, forged, clienttest.ManagerOptions{})
+	manager <- m
 	c := dial(t, m.Addr(), client.Options{KeyFile: keyFile(t, functionKey)})
 	var late client.StatusError
 	if _, err := c.Do(t.Context(), []byte{1}, client.RequestOptions{}); !errors.As(err, &late) {
