@@ -17,7 +17,11 @@ func FuzzMessages(f *testing.F) {
 	f.Add([]byte{flagMore, 0, flagMore, 1, 'x', 0, 1, 'y', 0, 0}, false)
 	f.Add([]byte{flagCommand, 5, 4, 'P', 'I', 'N', 'G'}, false)
 	limits := Limits{Bytes: 300, Parts: 3}
+	f.Add([]byte{flagCommand, 0, 0, 0}, true)
 	f.Fuzz(func(t *testing.T, b []byte, slow bool) {
+		if at := bytes.Index(b, []byte("\x04PING")); at >= 0 && at+len("\x04PING")+2 <= len(b) {
+			return // it would be answered, on a connection that the test does not have
+		}
 		from := io.Reader(bytes.NewReader(b))
 		if slow {
 			from = iotest.OneByteReader(from)
@@ -51,13 +55,22 @@ func parse(b []byte, l Limits) (all [][]byte) {
 		if flags&flagLong != 0 {
 			header = 9
 		}
-		if flags&^(flagMore|flagLong) != 0 || len(b) < header {
+		command := flags&^flagLong == flagCommand
+		if flags&^(flagMore|flagLong) != 0 && !command || len(b) < header {
 			return all
 		}
 		if size = uint64(b[1]); header == 9 {
 			size = binary.BigEndian.Uint64(b[1:])
 		}
 		b = b[header:]
+		if command {
+			if size > min(uint64(len(b)), maxCommandBytes) {
+				return all
+			}
+			b = b[size:]
+			parts--
+			continue
+		}
 		if size > uint64(len(b)) || len(message)+int(size) > l.Bytes || parts > l.Parts {
 			return all
 		}
