@@ -13,8 +13,8 @@ const (
 	maxKeyBytes = 256
 )
 
-// DecodeKeys reads the keys of a function (docs/wire.md) from a file's text: one in each line, in the order of the file,
-// at least one and at most MaxKeys. A node accepts all of them, and a client uses the first. Empty lines and lines that
+// DecodeKeys reads the keys of a function (docs/wire.md) from a file's text: one in each line, in the order of the file.
+// There are 1 to MaxKeys. A node accepts all of them, and a client uses the first. Empty lines and lines that
 // begin with # are ignored.
 func DecodeKeys(file string, text []byte) (keys [][]byte, err error) {
 	for i, line := range bytes.Split(text, []byte("\n")) {

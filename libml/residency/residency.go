@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/libml/lane"
 )
 
-// State tells where a model's weights are.
+// State is the place of a model's weights.
 type State uint8
 
 const (
