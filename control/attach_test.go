@@ -221,8 +221,8 @@ func TestAttachStrangers(t *testing.T) {
 				t.Errorf("answered %q, %v; want %q in it", answer[:n], err, c.want)
 			}
 			eventually(t, "it is counted", func() bool { return l.Rejected() == 1 })
-			if log.count(c.want) != 1 {
-				t.Errorf("not logged: %s", log.buf.String())
+			if log.Count(c.want) != 1 {
+				t.Errorf("not logged: %s", log.String())
 			}
 			// An honest process can attach afterwards.
 			conns := serveGrants(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })

@@ -1,15 +1,14 @@
 package control
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/rs/zerolog"
@@ -75,21 +74,6 @@ func socketDir(t *testing.T) string {
 }
 
 // logged collects log lines.
-type logged struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logged) count(s string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.buf.String(), s)
-}
+type logged struct{ logtest.Log }
 
 func (l *logged) logger() zerolog.Logger { return zerolog.New(l) }

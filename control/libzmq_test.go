@@ -133,7 +133,7 @@ func TestLibzmqRefused(t *testing.T) {
 			if c.send != "" {
 				bad.Send(t, c.send)
 			}
-			eventually(t, "the log says "+c.want, func() bool { return log.count(c.want) > 0 })
+			eventually(t, "the log says "+c.want, func() bool { return log.Count(c.want) > 0 })
 			o := dial(t, dir, zerolog.Nop())
 			publish(t, o, observed(5))
 			waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 5 })

@@ -273,7 +273,7 @@ func TestSecondOrchestrator(t *testing.T) {
 	two := observed(2)
 	two.OrchestratorID = "two"
 	publish(t, second, two)
-	eventually(t, "the second is refused", func() bool { return log.count("one orchestrator is connected already") > 0 })
+	eventually(t, "the second is refused", func() bool { return log.Count("one orchestrator is connected already") > 0 })
 	for range 3 {
 		if s := waitState(t, m.Observed(), func(Observed) bool { return true }); s.OrchestratorID != "one" {
 			t.Errorf("heard %s", s.OrchestratorID)
@@ -304,7 +304,7 @@ func TestLinkVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := fmt.Sprintf("orchestrator has control version 12, this program has %d; run one version of Penstock", Version)
-	eventually(t, "the log names both versions", func() bool { return log.count(want) == 1 })
+	eventually(t, "the log names both versions", func() bool { return log.Count(want) == 1 })
 
 	// The peer reconnects again and again, as soon as it sees the end. The log line does
 	// not repeat, and no other peer takes its place.
@@ -313,8 +313,8 @@ func TestLinkVersion(t *testing.T) {
 		must.OK(t, z.SendMsg(zmq4.NewMsgString(`{"version":12}`)))
 		io.Copy(io.Discard, c)
 	}
-	if n := log.count(want); n != 1 || log.count("one orchestrator is connected already") != 0 {
-		t.Errorf("the refusal is logged %d times, want once; said %d times that another one is connected, want never", n, log.count("one orchestrator is connected already"))
+	if n := log.Count(want); n != 1 || log.Count("one orchestrator is connected already") != 0 {
+		t.Errorf("the refusal is logged %d times, want once; said %d times that another one is connected, want never", n, log.Count("one orchestrator is connected already"))
 	}
 	if m.PeerAlive() {
 		t.Error("a peer that was refused is alive")
@@ -341,7 +341,7 @@ func TestLinkBadMessages(t *testing.T) {
 			var log logged
 			m := listen(t, dir, log.logger())
 			peer.Send(t, m.listener.Addr(), zmq4.Pair)
-			eventually(t, "the log says "+peer.Want, func() bool { return log.count(peer.Want) == 1 })
+			eventually(t, "the log says "+peer.Want, func() bool { return log.Count(peer.Want) == 1 })
 			// An honest peer can connect afterwards.
 			o := dial(t, dir, zerolog.Nop())
 			publish(t, o, observed(3))

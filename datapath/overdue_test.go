@@ -1,10 +1,8 @@
 package datapath
 
 import (
-	"bytes"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -74,7 +73,7 @@ func TestOverdue(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			b := newOverdueHarness(t)
 			q := b.queues[0]
-			var log lockedLog
+			var log logtest.Log
 			b.mu.Lock()
 			q.log = zerolog.New(&log)
 			b.mu.Unlock()
@@ -114,24 +113,6 @@ func TestOverdue(t *testing.T) {
 			}
 		})
 	}
-}
-
-// lockedLog is a log that is read while the port may still write it.
-type lockedLog struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lockedLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lockedLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // TestOverdueTimes checks the rules that bring an answer within 50 ms of the deadline: at

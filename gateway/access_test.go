@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -198,29 +198,10 @@ func TestNoGuard(t *testing.T) {
 	}
 }
 
-// lockedBuffer is a log that tests read while it is written.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-// count returns how often the log has a text.
-func (b *lockedBuffer) count(text string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Count(b.text.String(), text)
-}
-
 // Edits of the file of keys take effect, and end the open requests of keys that are gone.
 func TestFollowKeys(t *testing.T) {
 	s := newTestServer(t, oneBox)
-	file, log := filepath.Join(t.TempDir(), "keys.yaml"), &lockedBuffer{}
+	file, log := filepath.Join(t.TempDir(), "keys.yaml"), &logtest.Log{}
 	first, second := keyLine("first", `"*"`, "look"), keyLine("second", `"*"`, "look")
 	writeKeys(t, file, first)
 	a := publicAccess(t, file, zerolog.New(log))
@@ -239,7 +220,7 @@ func TestFollowKeys(t *testing.T) {
 		return response
 	}
 	find := func(secret string) bool { k, _ := a.find(secret); return k != nil }
-	wait.For(t, "watch", func() bool { return log.count("keys in force") == 1 })
+	wait.For(t, "watch", func() bool { return log.Count("keys in force") == 1 })
 
 	writeKeys(t, file, first, second)
 	wait.For(t, "second key", func() bool { return find("second") })
@@ -250,9 +231,9 @@ func TestFollowKeys(t *testing.T) {
 
 	// A wrong file changes nothing, with one line in the log.
 	writeKeys(t, file, second, "- {name: third}\n")
-	wait.For(t, "rejected keys", func() bool { return log.count("keys rejected") > 0 })
-	if !find("first") || !find("second") || log.count("keys rejected") != 1 || log.count(file+":3:4: keys[1].sha256: is missing") != 1 {
-		t.Errorf("after a wrong file: %s", log.text.String())
+	wait.For(t, "rejected keys", func() bool { return log.Count("keys rejected") > 0 })
+	if !find("first") || !find("second") || log.Count("keys rejected") != 1 || log.Count(file+":3:4: keys[1].sha256: is missing") != 1 {
+		t.Errorf("after a wrong file: %s", log.String())
 	}
 
 	writeKeys(t, file, second)

@@ -28,6 +28,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/openinference/inference"
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -90,7 +91,7 @@ func get(ctx context.Context, known *x509.CertPool, address string) (serial int6
 
 // HTTP and gRPC share the certificate, and a renewed one replaces it without a failed request.
 func TestRenewCertificate(t *testing.T) {
-	files, known, log := tlsFiles(t), x509.NewCertPool(), &lockedBuffer{}
+	files, known, log := tlsFiles(t), x509.NewCertPool(), &logtest.Log{}
 	writeCertificate(t, files, 1, time.Now().Add(time.Hour), known)
 	address := runTLS(t, files, zerolog.New(log))
 	if serial, answer, err := get(t.Context(), known, address); serial != 1 || answer != "HTTP/2.0 200 OK" {
@@ -104,7 +105,7 @@ func TestRenewCertificate(t *testing.T) {
 		return err
 	}
 	must.OK(t, call())
-	wait.For(t, "watch", func() bool { return log.count("certificate in force") == 1 })
+	wait.For(t, "watch", func() bool { return log.Count("certificate in force") == 1 })
 
 	renewed := x509.NewCertPool()
 	writeCertificate(t, files, 2, time.Now().Add(time.Hour), renewed)
@@ -137,7 +138,7 @@ func TestRenewCertificate(t *testing.T) {
 
 	// Wrong files change nothing, with one line in the log.
 	must.OK(t, os.WriteFile(files.Key, []byte("no key"), 0o600))
-	wait.For(t, "rejected certificate", func() bool { return log.count("certificate rejected; keeping the last one") == 1 })
+	wait.For(t, "rejected certificate", func() bool { return log.Count("certificate rejected; keeping the last one") == 1 })
 	if serial, answer, err := get(t.Context(), both, address); serial != 2 || answer != "HTTP/2.0 200 OK" {
 		t.Errorf("after wrong files: certificate %d, %s, %v", serial, answer, err)
 	}
@@ -145,15 +146,15 @@ func TestRenewCertificate(t *testing.T) {
 
 // An expired certificate keeps the gateway running: only its clients refuse it.
 func TestExpiredCertificate(t *testing.T) {
-	files, known, log := tlsFiles(t), x509.NewCertPool(), &lockedBuffer{}
+	files, known, log := tlsFiles(t), x509.NewCertPool(), &logtest.Log{}
 	writeCertificate(t, files, 1, time.Now().Add(-time.Minute), known)
 	address := runTLS(t, files, zerolog.New(log).Level(zerolog.InfoLevel))
 	if _, _, err := get(t.Context(), known, address); err == nil || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("an expired certificate: %v", err)
 	}
-	wait.For(t, "watch", func() bool { return log.count("certificate has expired") == 1 })
-	if log.count("handshake") != 0 {
-		t.Error(log.text.String())
+	wait.For(t, "watch", func() bool { return log.Count("certificate has expired") == 1 })
+	if log.Count("handshake") != 0 {
+		t.Error(log.String())
 	}
 	writeCertificate(t, files, 2, time.Now().Add(time.Hour), known)
 	wait.For(t, "renewed certificate", func() bool {

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/stream"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/internal/testing/zmtptest"
@@ -24,12 +25,12 @@ import (
 )
 
 // startZeroMQ serves the fake node's functions by ZeroMQ. Frigate gets the answers of a function.
-func startZeroMQ(t *testing.T, frigate string, answer clienttest.Handler) (address net.Addr, log *lockedBuffer) {
+func startZeroMQ(t *testing.T, frigate string, answer clienttest.Handler) (address net.Addr, log *logtest.Log) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ps") // short enough for a socket
 	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	path, log := filepath.Join(dir, "s"), &lockedBuffer{}
+	path, log := filepath.Join(dir, "s"), &logtest.Log{}
 	s := newTestServer(t, answer)
 	served := make(chan struct{})
 	ctx := t.Context() // ends before cleanups
@@ -38,7 +39,7 @@ func startZeroMQ(t *testing.T, frigate string, answer clienttest.Handler) (addre
 		s.runZeroMQ(ctx, []configs.ZeroMQ{{Address: "ipc://" + path, Frigate: frigate}}, zerolog.New(log))
 	}()
 	t.Cleanup(func() { <-served })
-	wait.For(t, "the socket to listen", func() bool { return log.count("gateway listens") > 0 })
+	wait.For(t, "the socket to listen", func() bool { return log.Count("gateway listens") > 0 })
 	return &net.UnixAddr{Net: "unix", Name: path}, log
 }
 
@@ -108,7 +109,7 @@ func TestZeroMQHostile(t *testing.T) {
 	for _, peer := range zmtptest.HostilePeers(zeromqLimits) {
 		t.Run(peer.Name, func(t *testing.T) {
 			zmtptest.WaitEnd(t, peer.Send(t, address, zmq4.Dealer))
-			wait.For(t, "the log to say "+peer.Want, func() bool { return log.count(peer.Want) > 0 })
+			wait.For(t, "the log to say "+peer.Want, func() bool { return log.Count(peer.Want) > 0 })
 		})
 	}
 	if got := good.ask(t, "", "finder", strings.Repeat("p", 48)); len(got) != 4 || got[1] != "ok" {
@@ -170,7 +171,7 @@ func TestZeroMQClients(t *testing.T) {
 			t.Errorf("Frigate's tensor %d: %s", i, text)
 		}
 	}
-	if log.count("cannot answer Frigate") == 0 {
+	if log.Count("cannot answer Frigate") == 0 {
 		t.Error("the log does not say why Frigate gets no answer")
 	}
 }

@@ -1,7 +1,6 @@
 package publish
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +18,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models"
@@ -27,28 +27,10 @@ import (
 
 const patience = 30 * time.Second
 
-// record is a log that a test reads.
-type record struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
-}
-
 // running is a Set that runs in the background.
 type running struct {
 	*Set
-	log  record
+	log  logtest.Log
 	stop func() // returns when Run has ended
 }
 

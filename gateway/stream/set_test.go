@@ -1,46 +1,27 @@
 package stream
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
-
-// record is a log that a test reads.
-type record struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
-}
 
 // runSet runs a stream until done, and returns its status and the log.
 func runSet(t *testing.T, behaviour string, node Inferrer, done func(Status) bool) (last Status, log string) {
 	t.Helper()
 	in := fakeInput(t, behaviour)
-	var text record
+	var text logtest.Log
 	set := NewSet([]Spec{{Name: "door", Source: in.Address.text, To: []string{"face"}}}, SetOptions{
 		Node: node, FFmpeg: in.FFmpeg, Log: zerolog.New(&text), MinPause: time.Millisecond, MaxPause: 4 * time.Millisecond,
 	})

@@ -8,12 +8,12 @@ import (
 	"io"
 	"net"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
@@ -95,22 +95,7 @@ func TestCheckRecord(t *testing.T) {
 }
 
 // lines is a node's whole log.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
+type lines struct{ logtest.Log }
 
 // check fails the test for each invalid line. A killed node may leave the last one incomplete.
 func (l *lines) check(t testing.TB) (records int) {
