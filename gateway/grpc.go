@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"time"
@@ -14,6 +15,7 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
@@ -46,13 +48,21 @@ func newRPC(s *server) *rpc {
 	return p
 }
 
+// service has the methods and the types of their messages.
+var service = inference.File_inference_proto.Services().Get(0)
+
 // serve answers a call.
 func (p *rpc) serve(w http.ResponseWriter, r *http.Request) {
+	method := service.Methods().ByName(protoreflect.Name(r.PathValue("method")))
+	if method == nil { // package grpc would read the whole body
+		writeError(w, http.StatusNotFound, fmt.Errorf("no such method: %q", r.PathValue("method"))) // UNIMPLEMENTED for a client
+		return
+	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	m := &messages{ctx: ctx, cancel: cancel, from: r.Body, memory: p.server.memory, answered: make(chan struct{}, 1)}
+	m := &messages{ctx: ctx, cancel: cancel, from: r.Body, memory: p.server.memory, kind: method.Input(), answered: make(chan struct{}, 1)}
 	defer m.release()
-	if r.PathValue("method") == "ModelStreamInfer" {
+	if method.IsStreamingClient() {
 		m.stream = http.NewResponseController(w)
 		// Shutdown waits for calls, and a stream may not end by itself.
 		defer context.AfterFunc(p.ending, func() { _ = m.from.Close() })()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // messages is the body of a call of gRPC. Package grpc reads all of a body into memory, even if it has no end. So this one gives
@@ -19,6 +20,7 @@ type messages struct {
 	cancel context.CancelFunc
 	from   io.ReadCloser
 	memory *memory
+	kind   protoreflect.MessageDescriptor
 	// stream sets the deadlines of a stream; nil: the call is none.
 	stream *http.ResponseController
 	// answered receives when the method is done with a message.
@@ -88,24 +90,38 @@ func (m *messages) next() error {
 	if m.unread = m.current.data; len(m.unread) < messagePrefix+int(size) {
 		return io.ErrUnexpectedEOF
 	}
-	return m.current.reserve(m.ctx, decodedBytes(m.unread[messagePrefix:]))
+	return m.current.reserve(m.ctx, decodedBytes(m.unread[messagePrefix:], m.kind))
 }
 
-// decodedBytes is the memory of a message besides itself: two copies of its raw tensors, and Go's form of the rest.
-func decodedBytes(message []byte) int {
-	const rawContents, perByte = 7, 8 // the field's number; a small number in one byte becomes a uint64
-	raw := 0
-	for rest := message; len(rest) > 0; {
-		field, kind, n := protowire.ConsumeField(rest)
+// decodedBytes is the memory of a message besides itself: two copies of its tensors, and Go's form of its fields.
+func decodedBytes(message []byte, of protoreflect.MessageDescriptor) int {
+	return 2*len(message) + fieldBytes(message, of)
+}
+
+// fieldBytes is the max size of Go's form of the fields of a message, without their texts. It stops at a size that is too large.
+func fieldBytes(message []byte, of protoreflect.MessageDescriptor) (sum int) {
+	const (
+		perField  = 192 // a struct, its place in a list that grows, or in a map
+		perNumber = 8   // a small number in one byte becomes a uint64
+	)
+	for len(message) > 0 && sum <= maxBodies {
+		number, _, n := protowire.ConsumeField(message)
 		if n < 0 {
 			break // package grpc says what is wrong
 		}
-		if field == rawContents && kind == protowire.BytesType {
-			raw += n
+		sum += perField
+		_, kind, tag := protowire.ConsumeTag(message)
+		if field := of.Fields().ByNumber(number); field != nil && kind == protowire.BytesType {
+			content, _ := protowire.ConsumeBytes(message[tag:n])
+			if field.Message() != nil {
+				sum += fieldBytes(content, field.Message())
+			} else if field.IsPacked() {
+				sum += perNumber * len(content)
+			}
 		}
-		rest = rest[n:]
+		message = message[n:]
 	}
-	return 2*len(message) + perByte*(len(message)-raw)
+	return sum
 }
 
 // release frees the memory of a message.

@@ -17,6 +17,7 @@ func framed(message string) string { return "\x00\x00\x00\x00" + string(rune(len
 
 // TestMessages reads the bodies of calls, whole and broken.
 func TestMessages(t *testing.T) {
+	kind := (&inference.ServerLiveRequest{}).ProtoReflect().Descriptor()
 	for _, c := range []struct {
 		name, body, want string
 		err              error
@@ -30,7 +31,7 @@ func TestMessages(t *testing.T) {
 		{"too long", "\x00\x02\x00\x00\x01hello", "\x00\x02\x00\x00\x01", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := &messages{ctx: t.Context(), cancel: func() {}, from: io.NopCloser(bytes.NewBufferString(c.body)), memory: newMemory()}
+			m := &messages{ctx: t.Context(), cancel: func() {}, from: io.NopCloser(bytes.NewBufferString(c.body)), memory: newMemory(), kind: kind}
 			got, err := io.ReadAll(m)
 			if string(got) != c.want || !errors.Is(err, c.err) {
 				t.Errorf("%q, %v, want %q, %v", got, err, c.want, c.err)
@@ -43,16 +44,25 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// TestDecodedBytes counts small numbers, which grow most, and raw tensors.
+// TestDecodedBytes counts raw tensors, small numbers, which grow most, and empty fields, which are structs of their own.
 func TestDecodedBytes(t *testing.T) {
+	kind := (&inference.ModelInferRequest{}).ProtoReflect().Descriptor()
+	input := func(c *inference.InferTensorContents) []*inference.ModelInferRequest_InferInputTensor {
+		return []*inference.ModelInferRequest_InferInputTensor{{Contents: c}}
+	}
 	for want, m := range map[int]*inference.ModelInferRequest{
-		2 * 1003:  {RawInputContents: [][]byte{make([]byte, 1000)}},
-		10 * 1009: {Inputs: []*inference.ModelInferRequest_InferInputTensor{{Contents: &inference.InferTensorContents{Uint64Contents: make([]uint64, 1000)}}}},
+		2*1003 + 192:          {RawInputContents: [][]byte{make([]byte, 1000)}},
+		2*1009 + 3*192 + 8000: {Inputs: input(&inference.InferTensorContents{Uint64Contents: make([]uint64, 1000)})},
+		2*2000 + 1000*192:     {RawInputContents: make([][]byte, 1000)},
+		2*2006 + 1002*192:     {Inputs: input(&inference.InferTensorContents{BytesContents: make([][]byte, 1000)})},
 	} {
 		message, err := proto.Marshal(m)
 		must.OK(t, err)
-		if got := decodedBytes(message); got != want {
+		if got := decodedBytes(message, kind); got != want {
 			t.Errorf("%d bytes for a message of %d, want %d", got, len(message), want)
 		}
+	}
+	if got := decodedBytes(bytes.Repeat([]byte{0x3a, 0}, maxMessage/2), kind); got <= maxBodies {
+		t.Errorf("%d bytes for a message full of empty fields", got)
 	}
 }
