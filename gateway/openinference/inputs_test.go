@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -158,5 +159,25 @@ func TestWrongModelTensor(t *testing.T) {
 	nan := binary.LittleEndian.AppendUint32(make([]byte, 4), math.Float32bits(float32(math.NaN())))
 	if _, err := decoded(append([]byte(head), nan...), fmt.Sprint(len(head)), card); err == nil || !strings.Contains(err.Error(), "element 1 of an image is NaN") {
 		t.Error(err)
+	}
+}
+
+// Elements that take more memory than their text are refused before they do.
+func TestSmallElements(t *testing.T) {
+	for _, c := range []struct{ list, element, want string }{
+		{`{"inputs":[%s]}`, "{}", "more than 64 inputs"},
+		{`{"outputs":[%s]}`, "{}", "more than 64 inputs or outputs"},
+		{`{"inputs":[%s]}`, "0", "cannot unmarshal number"},
+		{`{"inputs":[%s]}`, "null", `input "v" is missing`},
+		{`{"inputs":[{"shape":[%s]}]}`, "0", "shape has 2000003 bytes, want at most 256"},
+	} {
+		body := fmt.Appendf(nil, c.list, strings.Repeat(c.element+",", 1_000_000)+c.element)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := DecodeRequest(body, "", &two)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; err == nil || !strings.Contains(err.Error(), c.want) || took > uint64(len(body)) {
+			t.Errorf("%s of %s: %v, want %s; took %d bytes for %d", c.list, c.element, err, c.want, took, len(body))
+		}
 	}
 }

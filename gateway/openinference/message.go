@@ -12,22 +12,25 @@ import (
 // DecodeMessage is DecodeRequest for a message of gRPC. Payloads may share the message's memory.
 func DecodeMessage(m *inference.ModelInferRequest, card *models.Card) (*Request, error) {
 	q := requestJSON{ID: m.Id}
+	if max(len(m.Inputs), len(m.Outputs)) > maxTensors {
+		return nil, fmt.Errorf("message has %d inputs and %d outputs, want at most %d of each", len(m.Inputs), len(m.Outputs), maxTensors)
+	}
 	if err := q.Parameters.set(m.Parameters); err != nil {
 		return nil, err
 	}
-	for _, o := range m.Outputs {
-		out := outputJSON{Name: o.Name}
+	for i, o := range m.Outputs {
+		out := &outputJSON{Name: o.Name}
 		if err := out.Parameters.set(o.Parameters); err != nil {
 			return nil, fmt.Errorf("output %q: %w", o.Name, err)
 		}
-		q.Outputs = append(q.Outputs, out)
+		q.Outputs[i] = out
 	}
 	raw := m.RawInputContents
 	if len(raw) > 0 && len(raw) != len(m.Inputs) {
 		return nil, fmt.Errorf("message has %d raw_input_contents, want one for each of its %d inputs", len(raw), len(m.Inputs))
 	}
 	for i, t := range m.Inputs {
-		in := inputJSON{Name: t.Name, Shape: t.Shape, Datatype: t.Datatype}
+		in := &inputJSON{Name: t.Name, Shape: t.Shape, Datatype: t.Datatype}
 		switch {
 		case len(raw) > 0 && t.Contents != nil:
 			return nil, fmt.Errorf("input %q: has both contents and raw_input_contents, want one", t.Name)
@@ -42,7 +45,7 @@ func DecodeMessage(m *inference.ModelInferRequest, card *models.Card) (*Request,
 		if in.raw == nil {
 			in.raw = []byte{} // empty, but no JSON
 		}
-		q.Inputs = append(q.Inputs, in)
+		q.Inputs[i] = in
 	}
 	return newRequest(&q, nil, card)
 }

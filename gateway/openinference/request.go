@@ -67,14 +67,15 @@ type outputWanted struct {
 // The JSON of a request. Unknown members are ignored, as the protocol asks.
 type (
 	requestJSON struct {
-		ID         string       `json:"id"`
-		Parameters parameters   `json:"parameters"`
-		Inputs     []inputJSON  `json:"inputs"`
-		Outputs    []outputJSON `json:"outputs"`
+		ID         string     `json:"id"`
+		Parameters parameters `json:"parameters"`
+		// An element takes far more memory than its text, like {}. So more of them are not read.
+		Inputs  [maxTensors + 1]*inputJSON  `json:"inputs"`
+		Outputs [maxTensors + 1]*outputJSON `json:"outputs"`
 	}
 	inputJSON struct {
 		Name       string          `json:"name"`
-		Shape      []int64         `json:"shape"`
+		Shape      shape           `json:"shape"`
 		Datatype   string          `json:"datatype"`
 		Parameters parameters      `json:"parameters"`
 		Data       json.RawMessage `json:"data"`
@@ -98,6 +99,20 @@ type (
 		Classification   int             `json:"classification"`
 	}
 )
+
+// maxTensors is the max number of inputs, and of outputs, of a message. A card has at most 32 of each.
+const maxTensors = 64
+
+// shape is a tensor's, whose JSON is short: a number takes more memory than its text.
+type shape []int64
+
+func (s *shape) UnmarshalJSON(text []byte) error {
+	const most = 256 // bytes
+	if len(text) > most {
+		return fmt.Errorf("shape has %d bytes, want at most %d", len(text), most)
+	}
+	return json.Unmarshal(text, (*[]int64)(s))
+}
 
 // datatypes are the protocol's names of element types.
 var datatypes = map[models.DType]string{
@@ -131,6 +146,10 @@ func DecodeRequest(body []byte, headerLength string, card *models.Card) (*Reques
 
 // newRequest checks a message. raw are the binary data of all inputs that have binary_data_size.
 func newRequest(q *requestJSON, raw []byte, card *models.Card) (r *Request, err error) {
+	if q.Inputs[maxTensors] != nil || q.Outputs[maxTensors] != nil {
+		return nil, fmt.Errorf("message has more than %d inputs or outputs, want at most as many", maxTensors)
+	}
+	sent := slices.DeleteFunc(q.Inputs[:], func(t *inputJSON) bool { return t == nil })
 	r = &Request{ID: q.ID, labels: card.Labels, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
 	if q.Parameters.Timeout != nil {
 		micros, err := strconv.ParseInt(q.Parameters.Timeout.String(), 10, 64)
@@ -147,6 +166,9 @@ func newRequest(q *requestJSON, raw []byte, card *models.Card) (r *Request, err 
 		r.Sequence, r.SequenceStart = id, q.Parameters.SequenceStart
 	}
 	for _, o := range q.Outputs {
+		if o == nil {
+			continue
+		}
 		wanted := outputWanted{name: o.Name, binary: r.binary, classes: o.Parameters.Classification}
 		if wanted.classes < 0 {
 			return nil, fmt.Errorf("output %q: parameter classification is %d, want a number of classes", o.Name, wanted.classes)
@@ -158,17 +180,17 @@ func newRequest(q *requestJSON, raw []byte, card *models.Card) (r *Request, err 
 	}
 
 	want := inputs(card)
-	if len(card.Inputs) == 0 && len(q.Inputs) == 1 && q.Inputs[0].Name == want[0].Name && q.Inputs[0].Datatype == "BYTES" {
+	if len(card.Inputs) == 0 && len(sent) == 1 && sent[0].Name == want[0].Name && sent[0].Datatype == "BYTES" {
 		r.Photos = true
-		r.Payloads, err = q.Inputs[0].files(raw)
+		r.Payloads, err = sent[0].files(raw)
 		return r, err
 	}
 	tensor := card.InputTensors()[:1]
-	asTensor := len(q.Inputs) == 1 && len(card.Inputs) == 0 && q.Inputs[0].is(&tensor[0]) && !q.Inputs[0].is(&want[0])
+	asTensor := len(sent) == 1 && len(card.Inputs) == 0 && sent[0].is(&tensor[0]) && !sent[0].is(&want[0])
 	if asTensor {
 		want = tensor
 	}
-	if err := r.place(q.Inputs, raw, want); err != nil {
+	if err := r.place(sent, raw, want); err != nil {
 		return nil, err
 	}
 	if asTensor {
@@ -201,10 +223,9 @@ func inputs(card *models.Card) []models.Tensor {
 }
 
 // place puts the inputs of each image together.
-func (r *Request) place(sent []inputJSON, raw []byte, want []models.Tensor) (err error) {
+func (r *Request) place(sent []*inputJSON, raw []byte, want []models.Tensor) (err error) {
 	found := make([]*inputJSON, len(want))
-	for i := range sent {
-		t := &sent[i]
+	for _, t := range sent {
 		at := slices.IndexFunc(want, func(w models.Tensor) bool { return w.Name == t.Name })
 		switch {
 		case at < 0:
