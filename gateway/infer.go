@@ -173,8 +173,12 @@ func (s *server) repositoryIndex(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, s.index(r.Context(), only.Ready))
 }
 
+// maxJSON is the max length of a body that is no message: decoded into maps, it takes up to 20 times as much.
+const maxJSON = 1 << 20
+
 // readJSON reads a body, which may be empty.
 func (s *server) readJSON(w http.ResponseWriter, r *http.Request, to any) error {
+	r.Body = http.MaxBytesReader(w, r.Body, maxJSON)
 	content, err := s.body(w, r)
 	if err != nil {
 		return err

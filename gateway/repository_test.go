@@ -78,3 +78,17 @@ func TestRepositoryOff(t *testing.T) {
 		}
 	}
 }
+
+// A body of JSON is not read beyond its limit: decoded it would take a multiple of it.
+func TestLargeJSON(t *testing.T) {
+	s := newTestServer(t, oneBox)
+	s.mayLoad = true
+	for _, path := range []string{"index", "models/finder/load"} {
+		w := httptest.NewRecorder()
+		body := `{"parameters":{"a":[0` + strings.Repeat(",0", maxJSON/2) + `]}}`
+		ownAccess(t).guard(s.routes()).ServeHTTP(w, httptest.NewRequest("POST", "http://localhost/v2/repository/"+path, strings.NewReader(body)))
+		if w.Code != http.StatusRequestEntityTooLarge {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		}
+	}
+}
