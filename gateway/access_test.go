@@ -178,6 +178,8 @@ func TestKeyRights(t *testing.T) {
 		"/v2/models":         `"name":"raw"`,
 		"/v2/models/stats":   `"name":"raw"`,
 		"/v2/models/unknown": `key other is not for the function \"unknown\"`,
+		"/v2/models/raw-2":   `no such function: \"raw-2\"; the node has [\"raw\"]`,
+		"/api/camera":        `no such function: \"\"; the node has [\"raw\"]`,
 	} {
 		r := httptest.NewRequest(http.MethodGet, path, nil)
 		r.Header.Set("Authorization", "Bearer other")

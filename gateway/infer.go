@@ -227,7 +227,11 @@ func (s *server) named(ctx context.Context, operation configs.Operation, name, v
 	}
 	f, err := s.functions.Function(name)
 	if err != nil {
-		return nil, err
+		var own []string // others are a secret
+		for _, f := range s.all(ctx) {
+			own = append(own, f.Name)
+		}
+		return nil, fmt.Errorf("%w: %q; the node has %q", functions.ErrUnknown, name, own)
 	}
 	if v != "" && v != fmt.Sprint(f.Card.Version) {
 		return nil, &httpError{http.StatusNotFound, fmt.Errorf("function %s serves version %d of its model, not %s", f.Name, f.Card.Version, v)}
