@@ -8,7 +8,6 @@ package openinference
 import (
 	"bytes"
 	"cmp"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -333,6 +332,13 @@ func toWire(picture, tensor []byte, in *models.Input) error {
 	return nil
 }
 
+// fileJSON is a file in base64, or an array of one.
+type fileJSON []byte
+
+func (f *fileJSON) UnmarshalJSON(text []byte) error {
+	return json.Unmarshal(bytes.Trim(text, "[] \n\t\r"), (*[]byte)(f))
+}
+
 // files returns the elements of an input of BYTES: texts of base64, or binary data in which the length of each, 4 bytes, is before it.
 func (t *inputJSON) files(raw []byte) (files [][]byte, err error) {
 	switch size := t.Parameters.BinaryDataSize; {
@@ -343,21 +349,12 @@ func (t *inputJSON) files(raw []byte) (files [][]byte, err error) {
 	case size == nil && len(raw) > 0:
 		return nil, fmt.Errorf("input %q: %d bytes follow, and there is no binary_data_size", t.Name, len(raw))
 	case size == nil:
-		texts := json.NewDecoder(bytes.NewReader(t.Data))
-		for len(files) <= MaxImages {
-			token, err := texts.Token()
-			if err != nil { // the end: data is JSON
-				break
-			}
-			if _, nested := token.(json.Delim); nested {
-				continue
-			}
-			text, ok := token.(string)
-			file, err := base64.StdEncoding.DecodeString(text)
-			if !ok || err != nil {
-				return nil, fmt.Errorf("input %q: element %d of data is no text in base64, want the file of a picture", t.Name, len(files)+1)
-			}
-			files = append(files, file)
+		var all [MaxImages + 1]fileJSON
+		if err := json.Unmarshal(t.Data, &all); err != nil {
+			return nil, fmt.Errorf("input %q: data is no list of texts in base64, want files of pictures: %w", t.Name, err)
+		}
+		for i := 0; i < len(all) && all[i] != nil; i++ {
+			files = append(files, all[i])
 		}
 	}
 	for len(raw) > 0 {
