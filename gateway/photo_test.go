@@ -29,6 +29,7 @@ func TestFiles(t *testing.T) {
 	element := append(binary.LittleEndian.AppendUint32(nil, uint32(len(file))), file...)
 	header := `{"inputs":[{"name":"image","shape":[2,1],"datatype":"BYTES",`
 	binaryHeader := header + fmt.Sprintf(`"parameters":{"binary_data_size":%d}}]}`, 2*len(element))
+	emptyHeader := header + `"parameters":{"binary_data_size":4000}}]}`
 	text := base64.StdEncoding.EncodeToString(file)
 	var form bytes.Buffer
 	w := multipart.NewWriter(&form)
@@ -46,6 +47,7 @@ func TestFiles(t *testing.T) {
 		{"number", "", "", header + `"data":[1]}]}`, "data is no list of texts in base64"},
 		{"too few", "", "", header + `"data":["` + text + `"]}]}`, "shape is [2 1], and there are 1 files, want [n] with 1 to 256 files"},
 		{"cut off", "", strconv.Itoa(len(binaryHeader)), binaryHeader + string(element) + "\xff" + string(element[1:]), "element 2 is longer than the"},
+		{"empty files", "", strconv.Itoa(len(emptyHeader)), emptyHeader + strings.Repeat("\x00", 4000), "there are 257 files, want [n] with 1 to 256 files"},
 		{"no picture", "", "", header + `"data":["aaaa","` + text + `"]}]}`, "picture 1 of 2: "},
 	} {
 		r := httptest.NewRequest("POST", "http://localhost/v2/models/finder/infer", strings.NewReader(c.body))

@@ -357,7 +357,7 @@ func (t *inputJSON) files(raw []byte) (files [][]byte, err error) {
 			files = append(files, all[i])
 		}
 	}
-	for len(raw) > 0 {
+	for len(raw) > 0 && len(files) <= MaxImages {
 		if len(raw) < 4 || uint64(binary.LittleEndian.Uint32(raw)) > uint64(len(raw)-4) {
 			return nil, fmt.Errorf("input %q: element %d is longer than the %d bytes that are left, want its length in 4 bytes, little endian, and so many bytes", t.Name, len(files)+1, len(raw))
 		}
