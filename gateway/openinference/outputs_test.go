@@ -123,6 +123,7 @@ func TestClassification(t *testing.T) {
 	}{
 		"places":    {[]Tensor{{"y", []int64{1, 3}, []float32{0.25, 2, 0.5}}}, `{"name":"y","parameters":{"classification":2}}`, `"shape":[1,2],"datatype":"BYTES","data":["2.000000:1:dog","0.500000:2"]`},
 		"classes":   {ranked, `{"name":"scores","parameters":{"classification":9}}`, `"shape":[2,2],"datatype":"BYTES","data":["0.750000:1:dog","0.250000:7","0.500000:0:cat",""]`},
+		"own names": {[]Tensor{{"scores", []int64{1, 1}, []float32{1}}, {"classes", []int64{1, 1}, []float32{7}}}, `{"name":"scores","parameters":{"classification":1}}`, `"data":["1.000000:0:cat"]`},
 		"integers":  {ranked, `{"name":"classes","parameters":{"classification":1}}`, `"shape":[2,1],"datatype":"BYTES","data":["7:1:dog","0:0:cat"]`},
 		"no number": {ranked, `{"name":"classes","parameters":{"classification":0}}`, `"datatype":"INT32","data":[1,7,0,-1]`},
 		"texts":     {[]Tensor{{"text", []int64{1}, []string{"a"}}}, `{"name":"text","parameters":{"classification":1}}`, `output "text" has elements of BYTES, want an output of numbers`},

@@ -284,7 +284,7 @@ func (r *Request) output(outputs []Tensor, w *outputWanted) (*Tensor, error) {
 	}
 	var classes []int32
 	if c, err := find(outputs, "classes"); err == nil && w.name == "scores" {
-		classes = c.Values.([]int32)
+		classes, _ = c.Values.([]int32) // an output of the model may have this name
 	}
 	return t.classify(w.classes, classes, r.labels)
 }
