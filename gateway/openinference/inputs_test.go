@@ -50,6 +50,7 @@ func TestInputs(t *testing.T) {
 		{"unknown", v + `,{"name":"S"}`, "", `function has no input "S", want "v" (FP16 [2]), "s" (INT64 [])`},
 		{"missing", s, "", `input "v" is missing, want "v" (FP16 [2]), "s" (INT64 [])`},
 		{"twice", v + "," + v, "", `input "v" is there twice, want it once`},
+		{"output twice", v + `],"outputs":[{"name":"y"},{"name":"y"}`, "", `output "y" is there twice, want it once`},
 		{"images", v + `,{"name":"s","shape":[],"datatype":"INT64","data":[1]}`, "", `input "s" is of 1 images, "v" of 2; want as many of each`},
 		{"type", strings.Replace(v, "FP16", "FP32", 1), "", `input "v": datatype is "FP32", want "FP16"`},
 		{"shape", strings.Replace(v, "2,2", "4", 1), "", `input "v": shape is [4], want [2], or the same with a number of images from 1 to 256 before it`},

@@ -169,6 +169,9 @@ func newRequest(q *requestJSON, raw []byte, card *models.Card) (r *Request, err 
 			continue
 		}
 		wanted := outputWanted{name: o.Name, binary: r.binary, classes: o.Parameters.Classification}
+		if slices.ContainsFunc(r.outputs, func(other outputWanted) bool { return other.name == o.Name }) {
+			return nil, fmt.Errorf("output %q is there twice, want it once", o.Name)
+		}
 		if wanted.classes < 0 {
 			return nil, fmt.Errorf("output %q: parameter classification is %d, want a number of classes", o.Name, wanted.classes)
 		}
