@@ -155,15 +155,15 @@ func (a *access) follow(ctx context.Context) {
 	if a.file == "" {
 		return
 	}
-	follow.Files(ctx, func() {
+	follow.Files(ctx, a.log, "keys rejected; keeping the last ones", func() error {
 		keys, err := configs.ReadKeys(a.file)
 		if err != nil {
-			a.log.Error().Err(err).Msg("keys rejected; keeping the last ones")
-			return
+			return err
 		}
 		a.replace(keys)
 		a.log.Info().Str("file", a.file).Int("keys", len(keys)).Msg("keys in force")
-	}, a.log, a.file)
+		return nil
+	}, a.file)
 }
 
 // guard passes the allowed requests on.

@@ -43,16 +43,16 @@ func (c *certificate) read() error {
 // follow reads the files after each edit, until ctx ends. Wrong files change nothing. An expired certificate is used, too:
 // clients refuse it, and all else goes on.
 func (c *certificate) follow(ctx context.Context) {
-	follow.Files(ctx, func() {
+	follow.Files(ctx, c.log, "certificate rejected; keeping the last one", func() error {
 		if err := c.read(); err != nil {
-			c.log.Error().Err(err).Msg("certificate rejected; keeping the last one")
-			return
+			return err
 		}
 		end := c.current.Load().Leaf.NotAfter
 		if time.Now().After(end) {
 			c.log.Error().Str("file", c.files.Certificate).Time("end", end).Msg("certificate has expired; clients refuse it until it is renewed")
-			return
+		} else {
+			c.log.Info().Str("file", c.files.Certificate).Time("end", end).Msg("certificate in force")
 		}
-		c.log.Info().Str("file", c.files.Certificate).Time("end", end).Msg("certificate in force")
-	}, c.log, c.files.Certificate, c.files.Key)
+		return nil
+	}, c.files.Certificate, c.files.Key)
 }

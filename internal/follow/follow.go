@@ -3,53 +3,52 @@ package follow
 
 import (
 	"context"
-	"path/filepath"
 	"slices"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
 )
 
-// settle is how long files must stay unchanged before they are read. Editors write in several
-// steps, and only the last one is complete.
-const settle = 200 * time.Millisecond
+// interval is the time between two looks at the files. The kernel's notifications would miss edits of files behind links,
+// and each process may have few of them.
+const interval = 250 * time.Millisecond
 
-// Files calls changed once when it watches the files, which may have changed since they were read,
-// and after each edit of one of them. It returns when ctx ends, or at once if it cannot watch.
-func Files(ctx context.Context, changed func(), log zerolog.Logger, files ...string) {
-	// Watch the folders instead of the files: editors replace files.
-	watcher, err := fsnotify.NewWatcher()
-	if err == nil {
-		defer watcher.Close()
-		for _, file := range files {
-			if err == nil {
-				err = watcher.Add(filepath.Dir(file))
+// Files calls read at first, as the files may have changed since they were read, and after each edit of one of them, until
+// ctx ends. It logs errors as rejected. An edit counts when it has lasted for an interval: editors write in several steps.
+func Files(ctx context.Context, log zerolog.Logger, rejected string, read func() error, files ...string) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	var last []stamp
+	for seen := look(files); ; {
+		now := look(files)
+		if slices.Equal(now, seen) && !slices.Equal(now, last) {
+			last = now
+			if err := read(); err != nil {
+				log.Error().Err(err).Msg(rejected)
 			}
 		}
-	}
-	if err != nil {
-		log.Warn().Err(err).Strs("files", files).Msg("cannot watch files; edits to them need a restart")
-		return
-	}
-
-	changed()
-	var due <-chan time.Time
-	for {
+		seen = now
 		select {
-		case event := <-watcher.Events:
-			// Kubernetes replaces the link ..data, which leads to all files of a volume.
-			named := slices.Contains(files, filepath.Clean(event.Name)) || filepath.Base(event.Name) == "..data"
-			// A change of mode or times is not an edit.
-			if named && event.Op != fsnotify.Chmod {
-				due = time.After(settle)
-			}
-		case err := <-watcher.Errors:
-			log.Warn().Err(err).Strs("files", files).Msg("cannot watch files")
-		case <-due:
-			changed()
+		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// stamp differs after an edit. No program can set the time of a file's last change.
+type stamp struct {
+	device, inode uint64
+	changed       unix.Timespec
+}
+
+// look returns the stamps of files; zero for a missing one.
+func look(files []string) (list []stamp) {
+	for _, file := range files {
+		var s unix.Stat_t
+		_ = unix.Stat(file, &s)
+		list = append(list, stamp{s.Dev, s.Ino, s.Ctim})
+	}
+	return list
 }

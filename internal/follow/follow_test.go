@@ -24,7 +24,12 @@ func TestVolume(t *testing.T) {
 	must.OK(t, os.Symlink("..data/keys.yaml", file))
 
 	reads := make(chan string, 16)
-	go Files(t.Context(), func() { reads <- string(must.Get(os.ReadFile(file))(t)) }, zerolog.Nop(), file)
+	read := func() error {
+		text, err := os.ReadFile(file)
+		reads <- string(text)
+		return err
+	}
+	go Files(t.Context(), zerolog.Nop(), "", read, file)
 	if text := <-reads; text != "1" {
 		t.Fatalf("read %q at first", text)
 	}
