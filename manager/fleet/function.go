@@ -1,7 +1,9 @@
 package fleet
 
 import (
+	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -27,9 +29,10 @@ type function struct {
 	// counts edits of share_percent.
 	byHand     float64
 	shareEdits int
-	port       *datapath.Port // nil until it is open
-	camera     *camera        // nil for Penstock's protocol
-	keys       keys
+	port       *datapath.Port     // nil until it is open
+	camera     *camera            // nil for Penstock's protocol
+	following  sync.WaitGroup     // of the file of keys
+	unfollow   context.CancelFunc // nil: there is none
 	instances  instances
 
 	removing bool
@@ -62,7 +65,7 @@ func logWarnings(card *models.Card, log zerolog.Logger) {
 // bounds the descriptors that a request needs.
 const minFragmentBytes = 512
 
-// newFunction opens the port and allocates the memory. It starts no thread.
+// newFunction opens the port and allocates the memory. It starts no thread of the data path.
 func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function, err error) {
 	f := &function{
 		fleet: fl, name: c.Name, config: c,
@@ -82,7 +85,8 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 	if reader != nil {
 		f.camera = &camera{Reader: reader}
 	}
-	if f.keys, err = readKeys(c.Key); err != nil {
+	keys, err := readKeys(c.Key)
+	if err != nil {
 		return nil, err
 	}
 	sources, err := fl.network.Open(c.Port, fl.cfg.ReceiversOf(c), c.Format == "")
@@ -101,7 +105,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		AnswersTo:        answersTo(&c),
 		Allowed:          c.Allowed,
 		Streams:          len(card.State) > 0,
-		Keys:             f.keys.all,
+		Keys:             keys,
 		Slots:            fl.cfg.Aggregate.Slots,
 		Objective:        f.slo,
 		Gather:           gatherTimeout(&fl.cfg, f.slo),
@@ -121,6 +125,11 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		f.instances = append(f.instances, in)
 	}
 	f.port.SetPictures(c.Pictures.Interval())
+	if c.Key != "" {
+		following, unfollow := context.WithCancel(context.Background())
+		f.unfollow = unfollow
+		f.following.Go(func() { followKeys(following, c.Key, f.port.SetKeys, f.log) })
+	}
 	return f, nil
 }
 
@@ -163,16 +172,13 @@ func checkMaxPicture(c *configs.Function, card *models.Card) error {
 	return nil
 }
 
-// watch looks for refused pictures, hung processes and other keys.
+// watch looks for refused pictures and hung processes.
 func (f *function) watch() {
 	if f.camera != nil {
 		requests := f.port.Requests()
 		f.camera.note(&requests, f.log)
 	}
 	now := runclock.Now()
-	if f.keys.follow(now, f.log) {
-		f.port.SetKeys(f.keys.all)
-	}
 	if f.held != "" && f.port.Pending() > 0 {
 		f.port.GiveUp()
 	}

@@ -1,65 +1,37 @@
 package fleet
 
 import (
-	"bytes"
+	"context"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/rs/zerolog"
 
-	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/follow"
 	"github.com/penstock/penstock/private"
 	"github.com/penstock/penstock/wire"
 )
 
-// keysEvery is how often a file of keys is read again.
-const keysEvery = time.Second
-
-// keys are those of a function, from a file that is followed. If the file is wrong, the last right ones stay.
-type keys struct {
-	file   string // empty: the function has none
-	all    [][]byte
-	readAt time.Duration // by runclock.Now
-	err    string
-}
-
-func readKeys(file string) (k keys, err error) {
-	k = keys{file: file, readAt: runclock.Now()}
-	if file != "" {
-		k.all, err = decodeKeys(file)
+// readKeys reads the keys of a function from its file; nil if it has none.
+func readKeys(file string) ([][]byte, error) {
+	if file == "" {
+		return nil, nil
 	}
-	return k, err
-}
-
-// follow reads the file again, if it is time. It reports whether the keys have changed.
-func (k *keys) follow(now time.Duration, log zerolog.Logger) (changed bool) {
-	if k.file == "" || now-k.readAt < keysEvery {
-		return false
-	}
-	k.readAt = now
-	all, err := decodeKeys(k.file)
-	if err != nil {
-		if k.err != err.Error() {
-			log.Error().Err(err).Msg("keep the last keys")
-		}
-		k.err = err.Error()
-		return false
-	}
-	k.err = ""
-	if slices.EqualFunc(all, k.all, bytes.Equal) {
-		return false
-	}
-	k.all = all
-	log.Info().Int("keys", len(all)).Msg("keys changed")
-	return true
-}
-
-// decodeKeys reads the keys in a file.
-func decodeKeys(file string) ([][]byte, error) {
 	text, err := private.ReadSecret(file, wire.MaxKeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("read keys: %w", err)
 	}
 	return wire.DecodeKeys(file, text)
+}
+
+// followKeys calls set with the keys of a file after each edit, until ctx ends. If the file is wrong, the last right ones stay.
+func followKeys(ctx context.Context, file string, set func([][]byte), log zerolog.Logger) {
+	follow.Files(ctx, log, "keys rejected; keeping the last ones", func() error {
+		keys, err := readKeys(file)
+		if err != nil {
+			return err
+		}
+		set(keys)
+		log.Info().Str("file", file).Int("keys", len(keys)).Msg("keys in force")
+		return nil
+	}, file)
 }

@@ -1,54 +1,75 @@
 package fleet
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
-func TestKeysFollow(t *testing.T) {
+// lockedLog counts lines of a log.
+type lockedLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedLog) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(line)
+}
+
+func (l *lockedLog) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), text)
+}
+
+// TestFollowKeys edits a file of keys: right, empty, and right again.
+func TestFollowKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys")
 	write := func(text string) { must.OK(t, os.WriteFile(file, []byte(text), 0o600)) }
 	write("the first of the keys\n")
-	k, err := readKeys(file)
-	must.OK(t, err)
-
-	var log strings.Builder
-	now := k.readAt
-	for _, step := range []struct {
-		text, keys string
-		changed    bool
-		lines      int // of the log, so far
-	}{
-		{"the first of the keys\n", "the first of the keys", false, 0},
-		{"the first of the keys\nthe second of the keys", "the first of the keys, the second of the keys", true, 1},
-		{"", "the first of the keys, the second of the keys", false, 2},
-		{"", "the first of the keys, the second of the keys", false, 2},
-		{"the second of the keys", "the second of the keys", true, 3},
-	} {
-		write(step.text)
-		if k.follow(now+keysEvery-1, zerolog.New(&log)) {
-			t.Errorf("%q is read too early", step.text)
+	var log lockedLog
+	var keys atomic.Pointer[[][]byte]
+	ctx, cancel := context.WithCancel(t.Context())
+	var following sync.WaitGroup
+	following.Go(func() {
+		followKeys(ctx, file, func(set [][]byte) { keys.Store(&set) }, zerolog.New(&log))
+	})
+	defer following.Wait()
+	defer cancel()
+	has := func(want string) bool {
+		var all []string
+		if p := keys.Load(); p != nil {
+			for _, key := range *p {
+				all = append(all, string(key))
+			}
 		}
-		now += keysEvery
-		changed := k.follow(now, zerolog.New(&log))
-		var keys []string
-		for _, key := range k.all {
-			keys = append(keys, string(key))
-		}
-		if changed != step.changed || strings.Join(keys, ", ") != step.keys || strings.Count(log.String(), "\n") != step.lines {
-			t.Errorf("after %q: changed %v, keys %q, log\n%s", step.text, changed, keys, log.String())
-		}
+		return strings.Join(all, ", ") == want
 	}
+	const both = "the first of the keys, the second of the keys"
+	wait.For(t, "first key", func() bool { return has("the first of the keys") })
+	write("the first of the keys\nthe second of the keys")
+	wait.For(t, "both keys", func() bool { return has(both) })
+	write("")
+	wait.For(t, "rejected keys", func() bool { return log.count("keys rejected; keeping the last ones") == 1 })
+	if !has(both) {
+		t.Error("a wrong file changed the keys")
+	}
+	write("the second of the keys")
+	wait.For(t, "second key", func() bool { return has("the second of the keys") })
 
-	none, err := readKeys("")
-	if err != nil || none.all != nil || none.follow(now+keysEvery, zerolog.New(&log)) {
-		t.Errorf("a function without keys: %+v, %v", none, err)
+	if none, err := readKeys(""); err != nil || none != nil {
+		t.Errorf("a function without keys: %q, %v", none, err)
 	}
 	if _, err := readKeys(filepath.Join(t.TempDir(), "missing")); err == nil {
 		t.Error("a missing file is read")

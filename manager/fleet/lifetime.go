@@ -128,6 +128,10 @@ func (f *function) close() {
 	if f.port == nil {
 		return
 	}
+	if f.unfollow != nil {
+		f.unfollow()
+		f.following.Wait()
+	}
 	f.port.Stop()
 	for _, in := range f.instances {
 		in.close()
