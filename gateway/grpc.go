@@ -112,8 +112,11 @@ func rpcError(err error) error {
 }
 
 // fill makes a message of what HTTP answers.
-func fill[M proto.Message](m M, answer any) (M, error) {
-	text, err := json.Marshal(answer)
+func fill[M proto.Message](m M, answer any, err error) (M, error) {
+	var text []byte
+	if err == nil {
+		text, err = json.Marshal(answer)
+	}
 	if err == nil {
 		err = protojson.Unmarshal(text, m)
 	}
@@ -125,47 +128,40 @@ func (p *rpc) ServerLive(context.Context, *inference.ServerLiveRequest) (*infere
 }
 
 func (p *rpc) ServerReady(ctx context.Context, _ *inference.ServerReadyRequest) (*inference.ServerReadyResponse, error) {
-	return &inference.ServerReadyResponse{Ready: p.server.allReady(ctx) == nil}, nil
+	_, err := p.server.ready(ctx, "", "")
+	return &inference.ServerReadyResponse{Ready: err == nil}, nil
 }
 
-func (p *rpc) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
-	return fill(&inference.ServerMetadataResponse{}, p.server.describe())
+func (p *rpc) ServerMetadata(ctx context.Context, _ *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+	answer, err := p.server.describe(ctx, "", "")
+	return fill(&inference.ServerMetadataResponse{}, answer, err)
 }
 
 func (p *rpc) ModelReady(ctx context.Context, q *inference.ModelReadyRequest) (*inference.ModelReadyResponse, error) {
-	f, err := p.server.named(ctx, configs.OperationDescribe, q.Name, q.Version)
+	_, err := p.server.modelReady(ctx, q.Name, q.Version)
 	if statusOf(err) == http.StatusForbidden {
 		return nil, err
 	}
-	return &inference.ModelReadyResponse{Ready: err == nil && p.server.functions.Ready(f.Name) == nil}, nil
+	return &inference.ModelReadyResponse{Ready: err == nil}, nil
 }
 
 func (p *rpc) ModelMetadata(ctx context.Context, q *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
-	f, err := p.server.named(ctx, configs.OperationDescribe, q.Name, q.Version)
-	if err != nil {
-		return nil, err
-	}
-	return fill(&inference.ModelMetadataResponse{}, openinference.Describe(f.Name, f.Card))
+	answer, err := p.server.metadata(ctx, q.Name, q.Version)
+	return fill(&inference.ModelMetadataResponse{}, answer, err)
 }
 
 func (p *rpc) ModelConfig(ctx context.Context, q *inference.ModelConfigRequest) (*inference.ModelConfigResponse, error) {
-	f, err := p.server.named(ctx, configs.OperationDescribe, q.Name, q.Version)
-	if err != nil {
-		return nil, err
-	}
-	return fill(&inference.ModelConfigResponse{}, map[string]any{"config": openinference.Configure(f.Name, f.Card)})
+	answer, err := p.server.config(ctx, q.Name, q.Version)
+	return fill(&inference.ModelConfigResponse{}, map[string]any{"config": answer}, err)
 }
 
 func (p *rpc) ModelStatistics(ctx context.Context, q *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
-	list, err := p.server.count(ctx, q.Name, q.Version)
-	if err != nil {
-		return nil, err
-	}
-	return fill(&inference.ModelStatisticsResponse{}, list)
+	answer, err := p.server.statistics(ctx, q.Name, q.Version)
+	return fill(&inference.ModelStatisticsResponse{}, answer, err)
 }
 
 func (p *rpc) RepositoryIndex(ctx context.Context, q *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
-	return fill(&inference.RepositoryIndexResponse{}, map[string]any{"models": p.server.index(ctx, q.Ready)})
+	return fill(&inference.RepositoryIndexResponse{}, map[string]any{"models": p.server.index(ctx, q.Ready)}, nil)
 }
 
 func (p *rpc) RepositoryModelLoad(ctx context.Context, q *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {

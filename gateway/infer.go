@@ -27,21 +27,21 @@ import (
 
 func (s *server) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v2", s.serverMetadata)
-	mux.HandleFunc("GET /v2/{$}", s.serverMetadata)
+	mux.Handle("GET /v2", call(s.describe))
+	mux.Handle("GET /v2/{$}", call(s.describe))
 	mux.HandleFunc("GET /v2/health/live", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, map[string]bool{"live": true}) })
-	mux.Handle("GET /v2/health/ready", handler(s.ready))
-	mux.HandleFunc("GET /v2/models", s.models)
-	mux.HandleFunc("GET /v2/models/{$}", s.models)
-	mux.Handle("GET /v2/models/stats", handler(s.statistics))
+	mux.Handle("GET /v2/health/ready", call(s.ready))
+	mux.Handle("GET /v2/models", call(s.models))
+	mux.Handle("GET /v2/models/{$}", call(s.models))
+	mux.Handle("GET /v2/models/stats", call(s.statistics))
 	mux.Handle("POST /v2/repository/index", handler(s.repositoryIndex))
 	mux.Handle("POST /v2/repository/models/{model}/load", handler(s.load))
 	mux.Handle("POST /v2/repository/models/{model}/unload", handler(s.unload))
 	for _, path := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
-		mux.Handle("GET "+path, handler(s.metadata))
-		mux.Handle("GET "+path+"/ready", handler(s.modelReady))
-		mux.Handle("GET "+path+"/config", handler(s.config))
-		mux.Handle("GET "+path+"/stats", handler(s.statistics))
+		mux.Handle("GET "+path, call(s.metadata))
+		mux.Handle("GET "+path+"/ready", call(s.modelReady))
+		mux.Handle("GET "+path+"/config", call(s.config))
+		mux.Handle("GET "+path+"/stats", call(s.statistics))
 		mux.Handle("POST "+path+"/infer", handler(s.infer))
 	}
 	mux.HandleFunc("POST /"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/{method}", s.rpc.serve)
@@ -106,6 +106,19 @@ func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// call is an operation of the protocol with a function, or with all if name is empty. Its answer is the JSON of HTTP, and
+// the message of gRPC.
+type call func(ctx context.Context, name, version string) (answer any, err error)
+
+func (c call) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answer, err := c(r.Context(), r.PathValue("model"), r.PathValue("version"))
+	if err != nil {
+		writeError(w, statusOf(err), err)
+		return
+	}
+	writeJSON(w, answer)
+}
+
 // writeError answers with an error in the protocol's form.
 func writeError(w http.ResponseWriter, status int, err error) {
 	w.Header().Set("Content-Type", "application/json")
@@ -122,31 +135,23 @@ func writeJSON(w http.ResponseWriter, v any) error {
 	return nil
 }
 
-func (s *server) serverMetadata(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.describe()) }
-
-func (s *server) describe() map[string]any {
-	return map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics"}}
+func (s *server) describe(context.Context, string, string) (any, error) {
+	extensions := []string{"binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics"}
+	return map[string]any{"name": "penstock", "version": s.version, "extensions": extensions}, nil
 }
 
-// ready answers 200 when every function of the key has a process that serves. KServe's client reads "ready", and the protocol's
+// ready answers when every function of the key has a process that serves. KServe's client reads "ready", and the protocol's
 // definition has "live".
-func (s *server) ready(w http.ResponseWriter, r *http.Request) error {
-	if err := s.allReady(r.Context()); err != nil {
-		return err
-	}
-	return writeJSON(w, map[string]bool{"live": true, "ready": true})
-}
-
-func (s *server) allReady(ctx context.Context) error {
+func (s *server) ready(ctx context.Context, _, _ string) (any, error) {
 	if err := s.functions.Alive(); err != nil {
-		return badRequest(err)
+		return nil, badRequest(err)
 	}
 	for _, f := range s.all(ctx) {
 		if err := s.functions.Ready(f.Name); err != nil {
-			return badRequest(err)
+			return nil, badRequest(err)
 		}
 	}
-	return nil
+	return map[string]bool{"live": true, "ready": true}, nil
 }
 
 // listedModel is an entry of the list of models. The names are those of Triton's repository index.
@@ -158,8 +163,8 @@ type listedModel struct {
 }
 
 // models lists the functions of the key.
-func (s *server) models(w http.ResponseWriter, r *http.Request) {
-	writeJSON(w, map[string]any{"models": s.index(r.Context(), false)})
+func (s *server) models(ctx context.Context, _, _ string) (any, error) {
+	return map[string]any{"models": s.index(ctx, false)}, nil
 }
 
 // repositoryIndex lists functions in Triton's form.
@@ -214,11 +219,6 @@ func (s *server) all(ctx context.Context) []*functions.Function {
 	return slices.DeleteFunc(s.functions.All(), func(f *functions.Function) bool { return k == nil || !k.Allows(f.Name) })
 }
 
-// function returns the function of a request's path, for an operation.
-func (s *server) function(r *http.Request, operation configs.Operation) (*functions.Function, error) {
-	return s.named(r.Context(), operation, r.PathValue("model"), r.PathValue("version"))
-}
-
 // named returns the function with a name, if it serves that version; "": any. The error says so if the request's key
 // does not allow the operation with it.
 func (s *server) named(ctx context.Context, operation configs.Operation, name, v string) (*functions.Function, error) {
@@ -239,32 +239,24 @@ func (s *server) named(ctx context.Context, operation configs.Operation, name, v
 	return f, nil
 }
 
-func (s *server) metadata(w http.ResponseWriter, r *http.Request) error {
-	f, err := s.function(r, configs.OperationDescribe)
+func (s *server) metadata(ctx context.Context, name, version string) (any, error) {
+	f, err := s.named(ctx, configs.OperationDescribe, name, version)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return writeJSON(w, openinference.Describe(f.Name, f.Card))
+	return openinference.Describe(f.Name, f.Card), nil
 }
 
-func (s *server) config(w http.ResponseWriter, r *http.Request) error {
-	f, err := s.function(r, configs.OperationDescribe)
+func (s *server) config(ctx context.Context, name, version string) (any, error) {
+	f, err := s.named(ctx, configs.OperationDescribe, name, version)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return writeJSON(w, openinference.Configure(f.Name, f.Card))
+	return openinference.Configure(f.Name, f.Card), nil
 }
 
-func (s *server) statistics(w http.ResponseWriter, r *http.Request) error {
-	list, err := s.count(r.Context(), r.PathValue("model"), r.PathValue("version"))
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, list)
-}
-
-// count returns the statistics of a function, or of all of the key if name is empty.
-func (s *server) count(ctx context.Context, name, version string) (map[string]any, error) {
+// statistics are those of a function, or of all of the key.
+func (s *server) statistics(ctx context.Context, name, version string) (any, error) {
 	if err := permit(ctx, configs.OperationLook, ""); err != nil {
 		return nil, err
 	}
@@ -284,24 +276,20 @@ func (s *server) count(ctx context.Context, name, version string) (map[string]an
 	return map[string]any{"model_stats": list}, nil
 }
 
-func (s *server) modelReady(w http.ResponseWriter, r *http.Request) error {
-	f, err := s.function(r, configs.OperationDescribe)
+func (s *server) modelReady(ctx context.Context, name, version string) (any, error) {
+	f, err := s.named(ctx, configs.OperationDescribe, name, version)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	err = s.functions.Ready(f.Name)
-	if errors.Is(err, functions.ErrUnknown) {
-		return err
+	if err = s.functions.Ready(f.Name); err != nil && !errors.Is(err, functions.ErrUnknown) {
+		err = badRequest(err)
 	}
-	if err != nil {
-		return badRequest(err)
-	}
-	return writeJSON(w, map[string]any{"name": f.Name, "ready": true})
+	return map[string]any{"name": f.Name, "ready": true}, err
 }
 
 // infer answers a message of the protocol, or a photo.
 func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
-	f, err := s.function(r, configs.OperationInfer)
+	f, err := s.named(r.Context(), configs.OperationInfer, r.PathValue("model"), r.PathValue("version"))
 	if err != nil {
 		return err
 	}
