@@ -78,14 +78,14 @@ func (l *Listener) Restore() (restored bool, err error) {
 	return true, nil
 }
 
-// AcceptUnix waits for a connection. It returns net.ErrClosed after Close.
-func (l *Listener) AcceptUnix() (*net.UnixConn, error) {
+// Accept waits for a connection, a *net.UnixConn. It returns net.ErrClosed after Close.
+func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		l.mu.Lock()
 		current := l.l
 		l.mu.Unlock()
 
-		c, err := current.AcceptUnix()
+		c, err := current.Accept()
 		if !errors.Is(err, net.ErrClosed) || l.isCurrent(current) {
 			return c, err
 		}
@@ -96,15 +96,6 @@ func (l *Listener) isCurrent(u *net.UnixListener) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.l == u
-}
-
-// Accept is AcceptUnix for net.Listener.
-func (l *Listener) Accept() (net.Conn, error) {
-	c, err := l.AcceptUnix()
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
 }
 
 // Addr is the address of the socket.

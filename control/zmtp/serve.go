@@ -12,15 +12,15 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/rs/zerolog"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// maxConnections is the max number of peers of an endpoint. More wait until one of them goes.
+// maxConnections is the max number of peers of an endpoint. Others are closed, and try again.
 const maxConnections = 64
 
 // socketMode is the mode of an ipc address: the user and the group of the process may connect.
@@ -80,34 +80,16 @@ func stale(path string) bool {
 // peer, and returns why the connection ends. When ctx ends, Serve closes l and all connections. It
 // returns when all have ended.
 func Serve(ctx context.Context, l net.Listener, own zmq4.SocketType, limits Limits, log zerolog.Logger, handle func(*Conn) error) {
-	var all sync.WaitGroup
-	defer all.Wait()
-	limited := netutil.LimitListener(l, maxConnections)
-	defer context.AfterFunc(ctx, func() { limited.Close() })()
 	end := ending{ctx: ctx, log: log}
-	for {
-		c, err := limited.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
+	failed := func(err error) { end.note(fmt.Errorf("accept peer: %w", err)) }
+	unixsock.Serve(ctx, l, maxConnections, failed, func(c net.Conn) {
+		defer c.Close()
+		z, err := Open(c, own, true, limits)
+		if err == nil {
+			err = handle(z)
 		}
-		if err != nil {
-			end.note(fmt.Errorf("accept peer: %w", err))
-			select { // most likely out of descriptors; the next attempt may succeed
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
-			}
-			continue
-		}
-		all.Go(func() {
-			defer c.Close()
-			defer context.AfterFunc(ctx, func() { c.Close() })()
-			z, err := Open(c, own, true, limits)
-			if err == nil {
-				err = handle(z)
-			}
-			end.note(err)
-		})
-	}
+		end.note(err)
+	})
 }
 
 // ending logs why connections end. It logs the same reason once, as peers connect again.

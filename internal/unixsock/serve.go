@@ -8,25 +8,19 @@ import (
 	"time"
 )
 
-// Listener is a net.UnixListener, or one like it.
-type Listener interface {
-	AcceptUnix() (*net.UnixConn, error)
-	Close() error
-}
-
 // acceptPause is the time until the next try after a connection could not be accepted.
 const acceptPause = 100 * time.Millisecond
 
-// Serve calls handle in a goroutine for each connection. It returns when the listener is closed and all calls have ended. The end of ctx closes the listener, and the connections that are being handled. Serve closes
-// connections beyond most at once. It calls failed if it cannot accept one: most likely no descriptors are left. handle
-// owns its connection.
-func Serve(ctx context.Context, l Listener, most int, failed func(error), handle func(*net.UnixConn)) {
+// Serve calls handle in a goroutine for each connection, which has the type C. It returns when the listener is closed and all calls have
+// ended. The end of ctx closes the listener, and the connections that are being handled. Serve closes connections beyond
+// most at once. It calls failed if it cannot accept one: most likely no descriptors are left. handle owns its connection.
+func Serve[C net.Conn](ctx context.Context, l net.Listener, most int, failed func(error), handle func(C)) {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	slots := make(chan struct{}, most)
 	var handlers sync.WaitGroup
 	defer handlers.Wait()
 	for {
-		c, err := l.AcceptUnix()
+		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -40,7 +34,7 @@ func Serve(ctx context.Context, l Listener, most int, failed func(error), handle
 			handlers.Go(func() {
 				defer func() { <-slots }()
 				defer context.AfterFunc(ctx, func() { c.Close() })()
-				handle(c)
+				handle(c.(C))
 			})
 		default:
 			c.Close()

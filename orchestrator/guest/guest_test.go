@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -966,9 +967,9 @@ func TestGuestOrchestratorGone(t *testing.T) {
 			defer listener.Close()
 			theirs, err := control.DialGuests(dir)
 			must.OK(t, err)
-			conn, err := listener.AcceptUnix()
+			conn, err := listener.Accept()
 			must.OK(t, err)
-			link := control.NewGuestLink(conn)
+			link := control.NewGuestLink(conn.(*net.UnixConn))
 			defer link.Close()
 
 			result := make(chan Result, 1)
