@@ -20,7 +20,7 @@ var (
 	// ErrTooLong is returned if a message is longer than its link allows.
 	ErrTooLong = unixsock.ErrTooLong
 	// ErrInUse is returned if another process already uses the socket or lock.
-	ErrInUse = errors.New("socket is in use")
+	ErrInUse = unixsock.ErrInUse
 	// ErrPeerTimeout is returned if a peer sent nothing before its deadline.
 	ErrPeerTimeout = zmtp.ErrPeerTimeout
 	// ErrHungUp is returned if a peer has closed its end, or has exited. The exit status

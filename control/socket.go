@@ -3,7 +3,6 @@ package control
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -38,13 +37,9 @@ func MakeRuntimeDir(dir string) (*private.Folder, error) {
 	return folder, nil
 }
 
-// maxSocketPath is the max length of a Unix socket's path: sun_path of sys/un.h has 108
-// bytes, one of them the terminating zero.
-const maxSocketPath = 107
-
 func checkSocketPath(path string) error {
-	if len(path) > maxSocketPath {
-		return fmt.Errorf("socket path %s has %d bytes, and Linux allows %d; choose a shorter runtime folder with --runtime-dir", path, len(path), maxSocketPath)
+	if len(path) > unixsock.MaxPath {
+		return fmt.Errorf("socket path %s has %d bytes, and Linux allows %d; choose a shorter runtime folder with --runtime-dir", path, len(path), unixsock.MaxPath)
 	}
 	return nil
 }
@@ -74,46 +69,9 @@ func listenFresh(network, path string) (*net.UnixListener, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return nil, fmt.Errorf("lock socket %s: %w", path, err)
 	}
-	if err := removeStale(network, path); err != nil {
-		return nil, err
-	}
-	l, err := net.ListenUnix(network, &net.UnixAddr{Net: network, Name: path})
+	l, err := unixsock.Listen(network, path, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("restrict socket: %w", err), l.Close())
+		return nil, fmt.Errorf("%w; choose another runtime folder with --runtime-dir", err)
 	}
 	return l, nil
-}
-
-func removeStale(network, path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("check for a stale socket: %w", err)
-	}
-	if info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("listen on %s: a file of that name is not a socket; remove it, or choose another runtime folder with --runtime-dir", path)
-	}
-	c, err := net.DialUnix(network, nil, &net.UnixAddr{Net: network, Name: path})
-	if err == nil {
-		pid := "unknown"
-		if peer, _ := unixsock.Peer(c, os.Getuid()); peer != nil { // a process of any user
-			pid = fmt.Sprint(peer.Pid)
-		}
-		c.Close()
-		return fmt.Errorf("listen on %s: process %s already listens there; choose another runtime folder with --runtime-dir: %w", path, pid, ErrInUse)
-	}
-	if !errors.Is(err, unix.ECONNREFUSED) {
-		// EAGAIN: the backlog is full. EPROTOTYPE: a socket of another type, whose process
-		// runs.
-		return fmt.Errorf("listen on %s: %w: %w", path, ErrInUse, err)
-	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("remove stale socket: %w", err)
-	}
-	return nil
 }

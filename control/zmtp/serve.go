@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/rs/zerolog"
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/internal/unixsock"
 )
@@ -26,20 +24,17 @@ const maxConnections = 64
 // socketMode is the mode of an ipc address: the user and the group of the process may connect.
 const socketMode = 0o660
 
-// maxSocketPath is the max length of a Unix socket's path (sun_path of sys/un.h, without the zero).
-const maxSocketPath = 107
-
 // ParseAddress returns the network and the place of an address of ZeroMQ that only this machine
 // reaches. Peers are not authenticated: ZMTP has only its NULL mechanism here.
 func ParseAddress(address string) (network, place string, err error) {
-	if path, ok := strings.CutPrefix(address, "ipc://"); ok && filepath.IsAbs(path) && len(path) <= maxSocketPath {
+	if path, ok := strings.CutPrefix(address, "ipc://"); ok && filepath.IsAbs(path) && len(path) <= unixsock.MaxPath {
 		return "unix", path, nil
 	}
 	host, ok := strings.CutPrefix(address, "tcp://")
 	if at, err := netip.ParseAddrPort(host); ok && err == nil && at.Addr().IsLoopback() {
 		return "tcp", host, nil
 	}
-	return "", "", fmt.Errorf("is %q, want ipc:///PATH of at most %d bytes, or tcp://127.0.0.1:PORT; other machines need a tunnel, like ssh -L", address, maxSocketPath)
+	return "", "", fmt.Errorf("is %q, want ipc:///PATH of at most %d bytes, or tcp://127.0.0.1:PORT; other machines need a tunnel, like ssh -L", address, unixsock.MaxPath)
 }
 
 // Listen listens on an address. It removes the socket file of a process that was killed.
@@ -48,32 +43,16 @@ func Listen(address string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for ZeroMQ: address %w", err)
 	}
-	l, err := net.Listen(network, place)
-	if network == "unix" && errors.Is(err, unix.EADDRINUSE) && stale(place) {
-		os.Remove(place)
+	var l net.Listener
+	if network == "unix" {
+		l, err = unixsock.Listen(network, place, socketMode)
+	} else {
 		l, err = net.Listen(network, place)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listen for ZeroMQ: %w", err)
 	}
-	if network == "unix" {
-		if err := os.Chmod(place, socketMode); err != nil {
-			return nil, errors.Join(fmt.Errorf("restrict socket: %w", err), l.Close())
-		}
-	}
 	return l, nil
-}
-
-// stale reports whether a path is that of a socket on which no process listens.
-func stale(path string) bool {
-	if info, err := os.Lstat(path); err != nil || info.Mode()&os.ModeSocket == 0 {
-		return false
-	}
-	c, err := net.Dial("unix", path)
-	if err == nil {
-		c.Close()
-	}
-	return errors.Is(err, unix.ECONNREFUSED)
 }
 
 // Serve accepts peers until l is closed, as a socket of the type own. handle has one goroutine per

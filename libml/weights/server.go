@@ -116,22 +116,7 @@ func listen(path string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	defer folder.Close()
-	if info, err := os.Lstat(path); err == nil {
-		if info.Mode()&os.ModeSocket == 0 {
-			return nil, fmt.Errorf("%s exists and is not a socket; remove it", path)
-		}
-		if err := os.Remove(path); err != nil {
-			return nil, err
-		}
-	}
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
+	return unixsock.Listen("unixpacket", path, 0o600)
 }
 
 // serve answers one process, and returns when the process hangs up.
