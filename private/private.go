@@ -48,7 +48,12 @@ func (e *pathError) Unwrap() error { return ErrNotPrivate }
 
 // ReadFile reads a regular file of at most maxBytes that an operator wrote, such as a configuration. Other users may read
 // it, and its group may write it. If all users may write it, ReadFile returns an error that wraps ErrNotPrivate.
-func ReadFile(path string, maxBytes int64) ([]byte, error) {
+func ReadFile(path string, maxBytes int64) ([]byte, error) { return read(path, maxBytes, false) }
+
+// ReadSecret is ReadFile for a file that not all users may read, either.
+func ReadSecret(path string, maxBytes int64) ([]byte, error) { return read(path, maxBytes, true) }
+
+func read(path string, maxBytes int64, secret bool) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe without a writer must not stop the caller
 	if err != nil {
 		return nil, err
@@ -62,6 +67,8 @@ func ReadFile(path string, maxBytes int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s is not a regular file", path)
 	case info.Mode()&0o002 != 0:
 		return nil, &pathError{Path: path, Found: fmt.Sprintf("has mode %04o, so every user may write it", info.Mode().Perm()), Want: "`chmod o-w " + path + "`"}
+	case secret && info.Mode()&0o004 != 0:
+		return nil, &pathError{Path: path, Found: fmt.Sprintf("has mode %04o, so every user may read it", info.Mode().Perm()), Want: "`chmod o-r " + path + "`"}
 	case info.Size() > maxBytes:
 		return nil, fmt.Errorf("%s has %d bytes, want at most %d", path, info.Size(), maxBytes)
 	}

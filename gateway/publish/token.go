@@ -3,11 +3,9 @@ package publish
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/penstock/penstock/private"
 )
 
 // maxTokenFile is the max size of a token's file, in bytes.
@@ -15,23 +13,12 @@ const maxTokenFile = 8 << 10
 
 // ReadToken reads the token of a webhook from a file. Errors contain nothing of the file.
 func ReadToken(path string) (string, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe without a writer would make open wait
+	text, err := private.ReadFile(path, maxTokenFile)
 	if err != nil {
 		return "", fmt.Errorf("read token: %w", err)
 	}
-	defer file.Close()
-	if info, err := file.Stat(); err == nil && !info.Mode().IsRegular() {
-		return "", fmt.Errorf("read token: %s is no regular file", path)
-	}
-	text, err := io.ReadAll(io.LimitReader(file, maxTokenFile+1))
-	if err != nil {
-		return "", fmt.Errorf("read token: %w", err)
-	}
-
 	token := strings.TrimSpace(string(text))
 	switch {
-	case len(text) > maxTokenFile:
-		return "", fmt.Errorf("read token: %s has more than %d bytes; want one token", path, maxTokenFile)
 	case token == "":
 		return "", fmt.Errorf("read token: %s is empty; want one token", path)
 	case strings.ContainsFunc(token, notInToken):

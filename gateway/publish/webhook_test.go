@@ -277,7 +277,7 @@ func TestReadToken(t *testing.T) {
 		"quoted":  {`"secret"`, "has blanks, quotes"},
 		"control": {"sec\x00ret", "has blanks"},
 		"foreign": {"sécret", "characters beyond ASCII"},
-		"long":    {strings.Repeat("secret", maxTokenFile), "has more than 8192 bytes"},
+		"long":    {strings.Repeat("secret", maxTokenFile), "want at most 8192"},
 	} {
 		file := filepath.Join(dir, name)
 		writeToken(t, file, c.text)
@@ -285,7 +285,7 @@ func TestReadToken(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, err, c.want)
 		}
 	}
-	for file, want := range map[string]string{pipe: "is no regular file", dir: "is no regular file", filepath.Join(dir, "none"): "no such file"} {
+	for file, want := range map[string]string{pipe: "is not a regular file", dir: "is not a regular file", filepath.Join(dir, "none"): "no such file"} {
 		if _, err := ReadToken(file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", file, err, want)
 		}
