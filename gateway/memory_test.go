@@ -248,3 +248,13 @@ func TestWallIsBounded(t *testing.T) {
 		t.Errorf("%d bytes in %d pictures", sum, len(w.pictures))
 	}
 }
+
+// The wall keeps nothing of a body but the picture.
+func TestWallCopies(t *testing.T) {
+	w, body := newWall(), make([]byte, 1000)
+	w.show("a", body[100:200:200], 0, nil, 0)
+	body[100] = 1
+	if file := w.pictures["a"].file; len(file) != 100 || file[0] != 0 {
+		t.Errorf("the wall shows %d bytes of the body", len(file))
+	}
+}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"slices"
@@ -66,7 +67,7 @@ const (
 
 func newWall() *wall { return &wall{pictures: map[string]*wallPicture{}} }
 
-// show replaces the function's picture. The wall keeps the file, which must not change. width is that of the
+// show replaces the function's picture by a copy. width is that of the
 // picture in whose pixels the items are, if it is another one.
 func (w *wall) show(function string, file []byte, latency time.Duration, items []functions.Item, width int) {
 	w.add(&wallPicture{file: file, at: time.Now(), shown: shown{
@@ -79,9 +80,7 @@ func (w *wall) add(p *wallPicture) {
 	if len(p.file) > maxWallBytes {
 		return
 	}
-	if cap(p.file) > 2*len(p.file) {
-		p.file = slices.Clone(p.file) // the rest is of no use
-	}
+	p.file = bytes.Clone(p.file) // it may be part of a body of many megabytes
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.number++
