@@ -265,25 +265,16 @@ func (l *link[In]) exchange(z *zmtp.Conn) error {
 	l.current = z
 	l.mu.Unlock()
 
-	done := make(chan struct{})
-	written := make(chan error, 1)
-	go func() {
-		err := l.write(z, done)
-		z.Close() // also ends read
-		written <- err
-	}()
-	err := l.read(z)
-
-	// Free the place before the peer sees the end, so that a peer that reconnects at once
-	// finds it free.
-	l.mu.Lock()
-	l.current = nil
-	l.mu.Unlock()
-	close(done)
-	z.Close() // ends a write that waits
-	if werr := <-written; werr != nil && errors.Is(err, net.ErrClosed) {
-		err = werr
+	read := func() error {
+		err := l.read(z)
+		// Free the place before the peer sees the end, so that a peer that reconnects at once
+		// finds it free.
+		l.mu.Lock()
+		l.current = nil
+		l.mu.Unlock()
+		return err
 	}
+	err := z.Exchange(read, func(ended <-chan struct{}) error { return l.write(z, ended) })
 	l.sendState() // wakes the present writer: the last one may have taken the signal of a change
 	return err
 }

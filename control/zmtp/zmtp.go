@@ -206,6 +206,24 @@ func (c *Conn) write(send func() error) error {
 	return c.out.Flush()
 }
 
+// Exchange reads and writes at the same time until one of both ends, and returns why. Then it closes the connection, which
+// ends the other. write also ends when ended is closed.
+func (c *Conn) Exchange(read func() error, write func(ended <-chan struct{}) error) error {
+	ended, written := make(chan struct{}), make(chan error, 1)
+	go func() {
+		err := write(ended)
+		c.Close()
+		written <- err
+	}()
+	err := read()
+	close(ended)
+	c.Close()
+	if failed := <-written; failed != nil && errors.Is(err, net.ErrClosed) {
+		return failed
+	}
+	return err
+}
+
 // Close ends the connection, and with it each read and write.
 func (c *Conn) Close() error { return c.timed.Close() }
 

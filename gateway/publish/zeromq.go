@@ -103,23 +103,12 @@ func (z *zeromq) serve(c *zmtp.Conn) error {
 	z.subscriptions[s] = true
 	z.mu.Unlock()
 
-	ended := make(chan struct{})
-	written := make(chan error, 1)
-	go func() {
-		err := s.write(z.closing, ended)
-		c.Close() // also ends read
-		written <- err
+	defer func() {
+		z.mu.Lock()
+		delete(z.subscriptions, s)
+		z.mu.Unlock()
 	}()
-	err := z.read(s)
-	z.mu.Lock()
-	delete(z.subscriptions, s)
-	z.mu.Unlock()
-	close(ended)
-	c.Close() // also ends a write that waits
-	if failed := <-written; failed != nil && errors.Is(err, net.ErrClosed) {
-		return fmt.Errorf("send answer: %w", failed)
-	}
-	return err
+	return c.Exchange(func() error { return z.read(s) }, func(ended <-chan struct{}) error { return s.write(z.closing, ended) })
 }
 
 // read follows the topics of a subscriber: messages of one byte, 1 to begin and 0 to end, and the
@@ -165,7 +154,7 @@ func (s *subscription) write(closing, ended <-chan struct{}) error {
 			continue
 		}
 		if err := s.conn.Send([]byte(m.topic()), m.text, m.payload); err != nil {
-			return err
+			return fmt.Errorf("send answer: %w", err)
 		}
 	}
 }
