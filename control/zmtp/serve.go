@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -59,36 +60,24 @@ func Listen(address string) (net.Listener, error) {
 // peer, and returns why the connection ends. When ctx ends, Serve closes l and all connections. It
 // returns when all have ended.
 func Serve(ctx context.Context, l net.Listener, own zmq4.SocketType, limits Limits, log zerolog.Logger, handle func(*Conn) error) {
-	end := ending{ctx: ctx, log: log}
-	failed := func(err error) { end.note(fmt.Errorf("accept peer: %w", err)) }
+	var mu sync.Mutex
+	last := "" // why a connection ended; peers connect again, and each reason is logged once
+	note := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		normal := slices.ContainsFunc([]error{io.EOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET}, func(end error) bool { return errors.Is(err, end) })
+		if err != nil && !normal && ctx.Err() == nil && err.Error() != last {
+			last = err.Error()
+			log.Warn().Err(err).Msg("peer of ZeroMQ disconnected")
+		}
+	}
+	failed := func(err error) { note(fmt.Errorf("accept peer: %w", err)) }
 	unixsock.Serve(ctx, l, maxConnections, failed, func(c net.Conn) {
 		defer c.Close()
 		z, err := Open(c, own, true, limits)
 		if err == nil {
 			err = handle(z)
 		}
-		end.note(err)
+		note(err)
 	})
-}
-
-// ending logs why connections end. It logs the same reason once, as peers connect again.
-type ending struct {
-	ctx context.Context
-	log zerolog.Logger
-
-	mu   sync.Mutex
-	last string
-}
-
-func (e *ending) note(err error) {
-	if err == nil || e.ctx.Err() != nil || errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
-		return
-	}
-	e.mu.Lock()
-	again := err.Error() == e.last
-	e.last = err.Error()
-	e.mu.Unlock()
-	if !again {
-		e.log.Warn().Err(err).Msg("peer of ZeroMQ disconnected")
-	}
 }
