@@ -30,29 +30,27 @@ func endOf(limit time.Duration) time.Duration {
 }
 
 func (c *timedConn) Read(p []byte) (n int, err error) {
-	read := func() error {
+	err = until(c.readBy, c.SetReadDeadline, func() (err error) {
 		n, err = c.Conn.Read(p)
 		return err
-	}
-	if c.readBy == 0 {
-		return n, c.unlimited(c.SetReadDeadline, read)
-	}
-	return n, runclock.Until(c.readBy, c.SetReadDeadline, read)
+	})
+	return n, err
 }
 
 func (c *timedConn) Write(p []byte) (n int, err error) {
-	write := func() error {
+	err = until(c.writeBy, c.SetWriteDeadline, func() error {
 		m, err := c.Conn.Write(p[n:])
 		n += m
 		return err
-	}
-	if c.writeBy == 0 {
-		return n, c.unlimited(c.SetWriteDeadline, write)
-	}
-	return n, runclock.Until(c.writeBy, c.SetWriteDeadline, write)
+	})
+	return n, err
 }
 
-func (c *timedConn) unlimited(setDeadline func(time.Time) error, op func() error) error {
+// until is runclock.Until, or op alone if there is no limit.
+func until(by time.Duration, setDeadline func(time.Time) error, op func() error) error {
+	if by != 0 {
+		return runclock.Until(by, setDeadline, op)
+	}
 	if err := setDeadline(time.Time{}); err != nil {
 		return err
 	}
