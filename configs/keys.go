@@ -18,7 +18,7 @@ import (
 type Key struct {
 	// Name in errors of the gateway.
 	Name   string    `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"lower case letters, digits, '-' and '_', at most 64"`
-	SHA256 SHA256    `yaml:"sha256" required:"true" want:"64 hex digits, as penstock key prints them"`
+	SHA256 SHA256    `yaml:"sha256" required:"true" secret:"true" want:"64 hex digits, as penstock key prints them"`
 	Until  time.Time `yaml:"until" want:"a time like 2027-01-31T00:00:00Z"`
 	// Functions are names, in which * stands for any characters.
 	Functions  []string    `yaml:"functions" required:"true" minItems:"1" maxItems:"256" pattern:"^[a-z0-9_*-]{1,64}$" want:"the name of a function, or a pattern like \"cam-*\""`

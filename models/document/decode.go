@@ -325,11 +325,14 @@ func (v Value) decodeScalar(to reflect.Value, k Key) {
 		to.Set(value)
 		return
 	}
-	hint := ""
+	is, hint := v.describe(), ""
+	if k.Tag.Get("secret") == "true" {
+		is = "another text" // by mistake it may be the secret
+	}
 	if to.Kind() == reflect.String {
 		hint = Near(text, k.OneOf())
 	}
-	v.Reject("is %s, want %s%s", v.describe(), k.Want(), hint)
+	v.Reject("is %s, want %s%s", is, k.Want(), hint)
 }
 
 // scalarText returns the value as text for a type. It does not accept a number as text, or text
