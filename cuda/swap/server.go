@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,9 +18,9 @@ import (
 )
 
 const (
-	version      = 2
+	version      = 3
 	maxMessage   = 128
-	maxPerSecond = 20000   // messages of a guest; an allocation is two or three
+	maxPerSecond = 20000   // messages of a guest that the server reads; an allocation is two or three
 	maxUnknown   = 64      // names that a guest can report
 	maxBytes     = 1 << 48 // more than any GPU has; sums do not overflow
 	maxSwap      = 10 * time.Minute
@@ -103,14 +102,8 @@ func New(config Config) *Server {
 	return &Server{config: config, gpus: map[string]*gpu{}, guests: map[int]*guest{}}
 }
 
-// Listen opens a server's socket: a Unix socket of packets. It replaces a file that a former
-// server left. A name that begins with @ is not a file (unix(7), abstract).
+// Listen opens a server's socket: a Unix socket of packets. A name that begins with @ is not a file (unix(7), abstract).
 func Listen(path string) (*net.UnixListener, error) {
-	if !strings.HasPrefix(path, "@") {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("replace socket: %w", err)
-		}
-	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
 		return nil, fmt.Errorf("listen for guests: %w", err)
@@ -121,8 +114,8 @@ func Listen(path string) (*net.UnixListener, error) {
 // maxConnections keeps guests from exhausting the descriptors of the server's process.
 const maxConnections = 128
 
-// Serve serves guests until ctx ends. It closes the listener and all connections. Guests then
-// keep their places until a new server listens at the same path.
+// Serve serves guests until ctx ends. It closes the listener and all connections. A guest whose turn it is then
+// keeps it, and others get none.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	defer s.served.Wait()
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -266,9 +259,7 @@ func (s *Server) serve(conn *net.UnixConn) error {
 			return fmt.Errorf("read from guest %d: message longer than %d bytes", pid, maxMessage)
 		}
 		if count++; count > maxPerSecond {
-			if time.Since(window) < time.Second {
-				return fmt.Errorf("read from guest %d: more than %d messages per second", pid, maxPerSecond)
-			}
+			time.Sleep(time.Second - time.Since(window)) // so that others have their share of the server
 			window, count = time.Now(), 0
 		}
 		if err := s.handle(g, string(buffer[:n])); err != nil {
@@ -277,19 +268,18 @@ func (s *Server) serve(conn *net.UnixConn) error {
 	}
 }
 
-// attach reads hello VERSION UUID TOTAL FREE BYTES PHASE CAPACITY. FREE is -1 if the guest has no usable context.
+// attach reads hello VERSION UUID TOTAL FREE.
 func (s *Server) attach(conn *net.UnixConn, pid int, message string) (*guest, error) {
-	var v, phase int
+	var v int
 	var uuid string
-	var total, free, bytes, known int64
-	if _, err := fmt.Sscanf(message, "hello %d %32s %d %d %d %d %d", &v, &uuid, &total, &free, &bytes, &phase, &known); err != nil {
+	var total, free int64
+	if _, err := fmt.Sscanf(message, "hello %d %32s %d %d", &v, &uuid, &total, &free); err != nil {
 		return nil, fmt.Errorf("read greeting: %w", err)
 	}
 	if v != version {
 		return nil, fmt.Errorf("the library has version %d, the server %d", v, version)
 	}
-	p := turns.Phase(phase)
-	if total <= 0 || free < -1 || free > total || bytes < 0 || bytes > total || known < 0 || known > total || p < turns.Out || p > turns.Running {
+	if free < 0 || free > total || total == 0 {
 		return nil, errors.New("read greeting: value out of range")
 	}
 
@@ -332,7 +322,7 @@ func (s *Server) attach(conn *net.UnixConn, pid int, message string) (*guest, er
 	s.last++
 	g := &guest{Guest: Guest{PID: pid, GPU: uuid}, id: s.last, gpu: u, conn: conn}
 	s.guests[g.id] = g
-	commands := u.lock.Attach(s.now(), g.id, bytes, p, known, free)
+	commands := u.lock.Attach(s.now(), g.id, free)
 	s.send(g, fmt.Sprintf("ok %d", u.lock.Capacity()))
 	s.do(u, commands)
 	return g, nil

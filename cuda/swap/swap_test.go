@@ -175,6 +175,16 @@ func (p *program) right() {
 	}
 }
 
+// dial connects as a guest does.
+func (h *harness) dial(hello string) *net.UnixConn {
+	h.t.Helper()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: h.path, Net: "unixpacket"})
+	must.OK(h.t, err)
+	h.t.Cleanup(func() { c.Close() })
+	fmt.Fprint(c, hello)
+	return c
+}
+
 // until waits for a condition.
 func (h *harness) until(what string, condition func() bool) {
 	h.t.Helper()
@@ -432,17 +442,23 @@ func TestClock(t *testing.T) {
 			t.Fatalf("received %q, %v; want %q", message[:n], err, want)
 		}
 	}
-	dial := func(phase turns.Phase) *net.UnixConn {
-		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: h.path, Net: "unixpacket"})
-		must.OK(t, err)
-		t.Cleanup(func() { c.Close() })
-		const total, free, bytes = 64 * mib, 24 * mib, 40 * mib
-		fmt.Fprintf(c, "hello 2 07070707070707070707070707070707 %d %d %d %d %d", total, free, bytes, phase, total)
+	dial := func() *net.UnixConn {
+		c := h.dial(fmt.Sprintf("hello 3 07070707070707070707070707070707 %d %d", 64*mib, 64*mib))
 		read(c, "ok")
 		return c
 	}
+	need := fmt.Sprintf("need %d -1", 40*mib)
 
-	a, b := dial(turns.Running), dial(turns.Out)
+	a, b := dial(), dial()
+	fmt.Fprint(a, "ask")
+	read(a, "go")
+	fmt.Fprint(a, "in 0 -1")
+	fmt.Fprint(a, need)
+	read(a, "ok")
+	fmt.Fprint(b, need)
+	read(b, "out")
+	fmt.Fprint(b, "gone 0")
+	read(b, "ok")
 	fmt.Fprint(b, "ask")
 	read(a, "wanted")
 	clock.Add(int64(time.Second))
@@ -467,26 +483,24 @@ func TestQuantum(t *testing.T) {
 	h.start("proc", "work", 48, 10).right()
 }
 
-// Guests tell a new server which of them has the turn.
-func TestServerRestart(t *testing.T) {
-	h := newHarness(t, 64*mib)
-	h.start("proc", "busy", 48, 0).read("holds")
-	b := h.start("proc", "work", 48, 60)
-	h.until("swap", func() bool { g := h.Guests(); return len(g) == 2 && g[0].Swaps+g[1].Swaps > 0 })
-	h.stop()
-	h.serve()
-	b.right()
+// TestContextReset takes a guest's context, and gives it another one.
+func TestContextReset(t *testing.T) {
+	a := newHarness(t, 64*mib).start("proc", "reset", 48, 4)
+	a.read("reset")
+	a.right()
 }
 
-// A guest without a context does not know the free memory, and comes back to a new server all the same.
-func TestServerRestartWithoutContext(t *testing.T) {
+// TestServerEnds ends the server of a guest that has the turn. It goes on, and gets no more memory.
+func TestServerEnds(t *testing.T) {
 	h := newHarness(t, 64*mib)
 	a := h.start("proc", "reset", 48, 4)
 	a.read("reset")
 	h.stop()
-	h.serve()
-	h.until("guest", func() bool { return len(h.Guests()) == 1 })
-	a.right()
+	fmt.Fprintln(a.in)
+	a.read("cuMemAlloc_v2(&parts[n].at, large): error 2")
+	if err := a.Wait(); err == nil || !strings.Contains(a.stderr.String(), "lost the server") {
+		t.Errorf("ended: %v, stderr %s", err, a.stderr)
+	}
 }
 
 func TestAlone(t *testing.T) {
@@ -545,28 +559,21 @@ func TestNoThread(t *testing.T) {
 // Bad messages and floods end their own connection only.
 func TestFlood(t *testing.T) {
 	h := newHarness(t, 64*mib)
-	dial := func(hello string) *net.UnixConn {
-		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: h.path, Net: "unixpacket"})
-		must.OK(t, err)
-		t.Cleanup(func() { c.Close() })
-		fmt.Fprint(c, hello)
-		return c
-	}
-	const hello = "hello 2 07070707070707070707070707070707 67108864 67108864 0 1 0"
-	for _, bad := range []string{"x", "hello 1 00 1 1 1 1 0", "hello 2 00 -1 0 0 1 0", "hello 2 00 1 -2 0 1 0", "hello 2 00 1 1 1 7 0", "hello 2 00 1 1 1 1", strings.Repeat("h", 4000)} {
+	const hello = "hello 3 07070707070707070707070707070707 67108864 67108864"
+	for _, bad := range []string{"x", "hello 2 00 1 1", "hello 3 00 -1 0", "hello 3 00 0 0", "hello 3 00 1 -1", "hello 3 00 1 2", "hello 3 00 1", strings.Repeat("h", 4000)} {
 		buffer := make([]byte, 200)
-		if n, _ := dial(bad).Read(buffer); !strings.HasPrefix(string(buffer[:n]), "no ") && n != 0 {
+		if n, _ := h.dial(bad).Read(buffer); !strings.HasPrefix(string(buffer[:n]), "no ") && n != 0 {
 			t.Errorf("%q is answered by %q", bad, buffer[:n])
 		}
 	}
 	for _, bad := range []string{"need x", "need 5", "need 999999999999999 0", "in -5 0", "in 600000001 0", "in 5 -2", "gone 600000001", "have 1 999999999999999", "launch", "unknown " + strings.Repeat("y", 200)} {
-		c := dial(hello)
+		c := h.dial(hello)
 		fmt.Fprint(c, bad)
 		io.Copy(io.Discard, c) // ends when the server disconnects
 	}
 	h.until("end of the strangers", func() bool { return len(h.Guests()) == 0 })
 
-	flooding := dial(hello)
+	flooding := h.dial(hello)
 	ended := make(chan error, 1)
 	go func() {
 		for {
@@ -583,6 +590,24 @@ func TestFlood(t *testing.T) {
 		defer h.mu.Unlock()
 		return len(h.gpus) == 0
 	})
+}
+
+// The server reads a limited number of messages per second from each guest.
+func TestFast(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	began := time.Now()
+	c := h.dial("hello 3 07070707070707070707070707070707 67108864 67108864")
+	for range maxPerSecond {
+		must.Get(fmt.Fprint(c, "have 0 0"))(t)
+	}
+	fmt.Fprint(c, "need 1 -1")
+	buffer := make([]byte, maxMessage)
+	for range 2 { // answers to hello and need
+		must.Get(c.Read(buffer))(t)
+	}
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("%d messages are read within %v, want at least 1 s", maxPerSecond+1, took)
+	}
 }
 
 // A program that connects again and again with bad greetings does not fill the log.

@@ -202,7 +202,7 @@ func greet(t *testing.T, socket string) string {
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	must.OK(t, err)
 	defer c.Close()
-	fmt.Fprint(c, "hello 2 00000000000000000000000000000000 8000 8000 0 1 0")
+	fmt.Fprint(c, "hello 3 00000000000000000000000000000000 8000 8000")
 	answer := make([]byte, 100)
 	n, err := c.Read(answer)
 	must.OK(t, err)

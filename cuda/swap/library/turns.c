@@ -2,7 +2,7 @@
 //
 // Messages are packets of text. From the guest:
 //
-//	hello VERSION UUID TOTAL FREE BYTES PHASE CAPACITY    capacity is 0 in the first one
+//	hello VERSION UUID TOTAL FREE    the device and its memory
 //	need BYTES FREE may the guest have this much device memory in all? Answer: ok or no
 //	have BYTES MADE it needs only this much, and has made that much of it
 //	ask             it waits for its turn
@@ -13,11 +13,11 @@
 //	short           the device had no memory for it
 //	unknown NAME    it calls a function that this library does not know
 //
-// FREE is the device's free memory, -1 if unknown.
+// FREE is the device's free memory. After hello it may be unknown, -1.
 //
 // From the server:
 //
-//	ok CAPACITY     answers need: the guest may have it
+//	ok CAPACITY     answers hello; answers need: the guest may have it
 //	no CAPACITY     answers need: it may not
 //	go, stop, out   begin the turn, end it, move the memory to the host
 //	empty           nothing can be evicted for the guest that is short
@@ -44,7 +44,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { VERSION = 2, MAX_CONTEXTS = 16, MESSAGE = 160 };
+enum { VERSION = 3, MAX_CONTEXTS = 16, MESSAGE = 160 };
 enum phase { OUT, STOPPED, RUNNING };
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -57,9 +57,9 @@ static atomic_ullong calls;
 // gate guards what follows.
 static enum phase phase = RUNNING;
 static int started, ending, captures, waiting, asked, empty, obeying;
-static int answer; // to need: 1 yes, 0 no, -1 none yet, -2 ask again
+static int answer; // to need: 1 yes, 0 no, -1 none yet
 static int connection = -1;
-static size_t capacity, bytes;
+static size_t capacity;
 static CUdevice device;
 static unsigned char uuid[16];
 static CUcontext contexts[MAX_CONTEXTS];
@@ -245,22 +245,17 @@ int turns_need(size_t total) {
 	size_t unused;
 	long long free_bytes = free_memory(copy_contexts(all) > 0 ? all[0] : NULL, &unused);
 	pthread_mutex_lock(&gate);
-	do {
-		answer = -1;
-		send_locked("need %zu %lld", total, free_bytes);
-		while (answer == -1 && !ending)
-			pthread_cond_wait(&changed, &gate);
-	} while (answer == -2);
+	answer = -1;
+	send_locked("need %zu %lld", total, free_bytes);
+	while (answer == -1 && !ending && connection >= 0)
+		pthread_cond_wait(&changed, &gate);
 	int yes = answer == 1;
-	if (yes)
-		bytes = total;
 	pthread_mutex_unlock(&gate);
 	return yes;
 }
 
 void turns_have(size_t total, size_t made) {
 	pthread_mutex_lock(&gate);
-	bytes = total;
 	send_locked("have %zu %zu", total, made);
 	pthread_mutex_unlock(&gate);
 }
@@ -287,9 +282,9 @@ void turns_unknown(const char *name) {
 
 // --- the connection
 
-// dial returns a connection on which the server accepted the guest, or -1; text says why.
+// dial connects to the server, which accepts the guest. It returns 0, or -1; text says why.
 static int dial(const char *path, CUcontext context, char *text, size_t room) {
-	static size_t total; // kept for a time without a usable context
+	size_t total = 0;
 	long long free_bytes = free_memory(context, &total);
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	if (strlen(path) >= sizeof address.sun_path) {
@@ -313,9 +308,7 @@ static int dial(const char *path, CUcontext context, char *text, size_t room) {
 	char id[33], message[MESSAGE];
 	for (int i = 0; i < 16; i++)
 		sprintf(id + 2 * i, "%02x", uuid[i]);
-	pthread_mutex_lock(&gate);
-	int n = snprintf(message, sizeof message, "hello %d %s %zu %lld %zu %d %zu", VERSION, id, total, free_bytes, bytes, (int)phase, capacity);
-	pthread_mutex_unlock(&gate);
+	int n = snprintf(message, sizeof message, "hello %d %s %zu %lld", VERSION, id, total, free_bytes);
 	ssize_t got = -1;
 	if (send(fd, message, n, MSG_NOSIGNAL) == n)
 		got = recv(fd, message, sizeof message - 1, 0);
@@ -330,13 +323,8 @@ static int dial(const char *path, CUcontext context, char *text, size_t room) {
 	pthread_mutex_lock(&gate);
 	connection = fd;
 	capacity = limit;
-	asked = 0;
-	if (answer == -1)
-		answer = -2;
-	pthread_cond_broadcast(&changed);
-	ask_locked();
 	pthread_mutex_unlock(&gate);
-	return fd;
+	return 0;
 }
 
 static void begin_turn(CUcontext context) {
@@ -457,10 +445,11 @@ static int set_obeying(int n) {
 	return go_on;
 }
 
-static void *follow_server(void *path) {
+static void *follow_server(void *unused) {
+	(void)unused;
 	int relaxed = CAPTURE_RELAXED;
 	driver.cuThreadExchangeStreamCaptureMode(&relaxed);
-	int fd = connection, lost = 0;
+	int fd = connection;
 	for (;;) {
 		struct pollfd p = {.fd = fd, .events = POLLIN};
 		int ready = poll(&p, 1, watching || stopping ? 1 : 1000);
@@ -482,22 +471,14 @@ static void *follow_server(void *path) {
 		if (n < 0 && errno == EINTR)
 			continue;
 
-		// The server is gone. The guest keeps its place: a new server learns it.
+		// The server is gone, or has disconnected the guest.
 		pthread_mutex_lock(&gate);
 		connection = -1;
+		pthread_cond_broadcast(&changed);
 		pthread_mutex_unlock(&gate);
 		close(fd);
-		watching = stopping = 0;
-		char text[128];
-		CUcontext all[MAX_CONTEXTS];
-		while ((fd = dial(path, copy_contexts(all) > 0 ? all[0] : NULL, text, sizeof text)) < 0) {
-			if (!lost++)
-				swap_say("lost the server at %s: %s; a guest that waits for its turn waits until it is back", (char *)path, text);
-			usleep(100000);
-			if (turns_ending())
-				return NULL;
-		}
-		lost = 0;
+		swap_say("pid %d: lost the server; the guest gets no more memory, and no turn after the present one", (int)getpid());
+		return NULL;
 	}
 }
 
@@ -527,14 +508,14 @@ static void forget_parent(void) {
 	atomic_store(&closed, 0);
 	started = captures = waiting = asked = obeying = watching = stopping = depth = 0;
 	phase = RUNNING;
-	bytes = capacity = 0;
+	capacity = 0;
 	swaps = swap_us = 0;
 	memset(contexts, 0, sizeof contexts);
 	memory_forget();
 }
 
 static CUresult begin_locked(CUcontext context) {
-	char *path = getenv("PENSTOCK_SWAP"), text[128] = "out of memory";
+	char *path = getenv("PENSTOCK_SWAP"), text[128];
 	if (path == NULL || *path == 0) {
 		swap_say("PENSTOCK_SWAP does not name the server's socket: use penstock run --swap");
 		return CUDA_SYSTEM_NOT_READY;
@@ -549,11 +530,9 @@ static CUresult begin_locked(CUcontext context) {
 		return code;
 
 	phase = STOPPED;
-	path = strdup(path);
-	if (path == NULL || dial(path, context, text, sizeof text) < 0) {
+	if (dial(path, context, text, sizeof text) < 0) {
 		phase = RUNNING;
 		swap_say("connect to %s: %s; the guest gets no GPU", path, text);
-		free(path);
 		return CUDA_SYSTEM_NOT_READY;
 	}
 	atomic_store(&closed, 1);
@@ -562,11 +541,10 @@ static CUresult begin_locked(CUcontext context) {
 	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &before);
 	pthread_t thread;
-	int failed = pthread_create(&thread, NULL, follow_server, path);
+	int failed = pthread_create(&thread, NULL, follow_server, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (failed) { // as without a server; a later call tries again
 		swap_say("start a thread: %s; the guest gets no GPU", strerror(failed));
-		free(path);
 		pthread_mutex_lock(&gate);
 		close(connection);
 		connection = -1;

@@ -12,8 +12,8 @@ func TestCapacity(t *testing.T) {
 	const limit, margin, free = 100, 10, 90 // functions have 10
 	newLock := func() *Lock {
 		l := New(limit, margin, 1000)
-		l.Attach(0, 1, 0, Stopped, 0, free)
-		l.Attach(0, 2, 0, Stopped, 0, free)
+		l.Attach(0, 1, free)
+		l.Attach(0, 2, free)
 		for id := 1; id <= 2; id++ {
 			l.Ask(0, id)
 			l.In(0, id, 0, unknown)
@@ -61,7 +61,7 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
-// The guests of these tests come with memory, as a former server's do.
+// TestReturn brings memory back to the GPU.
 func TestReturn(t *testing.T) {
 	expect := func(t *testing.T, commands []Command, want ...string) {
 		t.Helper()
@@ -71,9 +71,9 @@ func TestReturn(t *testing.T) {
 	}
 	t.Run("one at a time", func(t *testing.T) {
 		l := New(100, 0, 1000)
-		l.Attach(0, 1, 80, Running, 0, 20)
-		l.Attach(0, 2, 40, Out, 0, unknown)
-		l.Attach(0, 3, 40, Out, 0, unknown)
+		attachAs(l, 0, 1, 80, Running, 20)
+		attachAs(l, 0, 2, 40, Out, unknown)
+		attachAs(l, 0, 3, 40, Out, unknown)
 		l.Ask(0, 2)
 		l.Ask(0, 3)
 		expect(t, l.Leave(0, 1), "2 go")
@@ -81,8 +81,8 @@ func TestReturn(t *testing.T) {
 	})
 	t.Run("shortage", func(t *testing.T) {
 		l := New(100, 0, 1000)
-		l.Attach(0, 1, 30, Running, 0, 70)
-		l.Attach(0, 2, 60, Out, 0, unknown)
+		attachAs(l, 0, 1, 30, Running, 70)
+		attachAs(l, 0, 2, 60, Out, unknown)
 		expect(t, l.Ask(0, 2), "2 go")
 		expect(t, l.Short(0, 2), "1 stop") // functions have taken 20
 		expect(t, l.Stopped(0, 1), "1 out")
@@ -93,22 +93,6 @@ func TestReturn(t *testing.T) {
 			t.Errorf("capacity %d, want 80", l.Capacity())
 		}
 	})
-}
-
-// TestReturnToServer lets guests of a former server come back one after the other.
-func TestReturnToServer(t *testing.T) {
-	l := New(100, 10, 1000)
-	l.Attach(0, 1, 0, Out, 90, 40) // another guest has 50
-	if ok, _ := l.Need(0, 1, 60, 40); !ok || l.Capacity() != 90 {
-		t.Errorf("while others may come back, the capacity is %d, want 90", l.Capacity())
-	}
-	l.Attach(0, 2, 50, Running, 90, 40)
-	if l.Capacity() != 90 {
-		t.Errorf("with all guests the capacity is %d, want 90", l.Capacity())
-	}
-	if l.Need(ReturnTime, 2, 50, 20); l.Capacity() != 60 {
-		t.Errorf("later the capacity is %d, want 60 as measured", l.Capacity())
-	}
 }
 
 // machine is a GPU with guests that obey, and with functions whose memory changes.
@@ -159,7 +143,7 @@ func (m *machine) deliver(commands []Command) {
 func (m *machine) come(id int) {
 	free := m.free()
 	m.guests = append(m.guests, &resident{id: id, phase: Stopped})
-	m.deliver(m.Attach(m.now, id, 0, Stopped, 0, free))
+	m.deliver(m.Attach(m.now, id, free))
 }
 
 func (m *machine) leave(g *resident) {

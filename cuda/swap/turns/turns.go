@@ -40,8 +40,7 @@ const (
 	// maxQuantum limits the wait of others, unless swaps would then take more than 1/span of the time. It is
 	// the shortest turn that nvshare's authors evaluate (table 2).
 	maxQuantum = 30 * time.Second
-	// ReturnTime is how long guests of a former server may take to come back, and the driver to free
-	// what a guest had that ended.
+	// ReturnTime is how long the driver may take to free what a guest had that ended.
 	ReturnTime = 5 * time.Second
 	// Grace is how long a guest may take to obey Go, Stop or Evict while others wait. To copy 100 GiB
 	// takes 2 s, and to pin the host memory for it another 2 s; times 15, because a guest has only idle CPU
@@ -232,18 +231,10 @@ func (l *Lock) find(id int) *guest {
 	return nil
 }
 
-// Attach adds a guest. A new guest has no memory and is Stopped. A guest that a former server
-// knew comes with its memory, its phase, and the capacity that it knew. free is the GPU's free memory.
-func (l *Lock) Attach(now time.Duration, id int, bytes int64, p Phase, known, free int64) []Command {
-	if p != Out && p != Running {
-		p = Stopped
-	}
-	g := &guest{id: id, bytes: bytes, made: bytes, phase: p, began: now}
+// Attach adds a guest. It has no memory and is Stopped. free is the GPU's free memory.
+func (l *Lock) Attach(now time.Duration, id int, free int64) []Command {
+	g := &guest{id: id, phase: Stopped, began: now}
 	l.guests = append(l.guests, g)
-	if known > 0 {
-		l.capacity = max(l.capacity, min(l.limit, known))
-		l.unsettle(now + ReturnTime)
-	}
 	l.measure(now, g, free)
 	return l.settle(now)
 }

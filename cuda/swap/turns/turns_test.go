@@ -20,6 +20,15 @@ func verbs(commands []Command) []string {
 	return words
 }
 
+// attachAs adds a guest that has memory and a phase.
+func attachAs(l *Lock, now time.Duration, id int, bytes int64, p Phase, free int64) {
+	l.Attach(now, id, unknown)
+	g := l.find(id)
+	g.bytes, g.made, g.phase = bytes, bytes, p
+	l.measure(now, g, free)
+	l.settle(now)
+}
+
 func TestTurns(t *testing.T) {
 	l := New(100, 0, 1000)
 	var now time.Duration
@@ -39,8 +48,8 @@ func TestTurns(t *testing.T) {
 	}
 
 	// Both run while both fit.
-	expect(l.Attach(now, 1, 0, Stopped, 0, 100))
-	expect(l.Attach(now, 2, 0, Stopped, 0, unknown))
+	expect(l.Attach(now, 1, 100))
+	expect(l.Attach(now, 2, unknown))
 	expect(l.Ask(now, 1), "1 go")
 	expect(l.In(now, 1, 0, unknown))
 	expect(l.Ask(now, 2), "2 go")
@@ -103,8 +112,8 @@ func TestTurn(t *testing.T) {
 
 func TestRefuse(t *testing.T) {
 	l := New(100, 0, 160)
-	l.Attach(0, 1, 0, Stopped, 0, 100)
-	l.Attach(0, 2, 0, Stopped, 0, unknown)
+	l.Attach(0, 1, 100)
+	l.Attach(0, 2, unknown)
 	for _, c := range []struct {
 		guest int
 		bytes int64
@@ -126,7 +135,7 @@ func TestRefuse(t *testing.T) {
 func TestShort(t *testing.T) {
 	l := New(100, 0, 1000)
 	for id := 1; id <= 2; id++ {
-		l.Attach(0, id, 0, Stopped, 0, 100)
+		l.Attach(0, id, 100)
 		l.Ask(0, id)
 		l.In(0, id, 0, unknown)
 		l.Need(0, id, 40, unknown)
@@ -143,8 +152,8 @@ func TestShort(t *testing.T) {
 // TestCapture lets guests find no memory after Stop, as during a capture. The first one gets it in its turn.
 func TestCapture(t *testing.T) {
 	l := New(100, 0, 1000)
-	l.Attach(0, 1, 60, Running, 0, 40)
-	l.Attach(0, 2, 20, Running, 0, 20)
+	attachAs(l, 0, 1, 60, Running, 40)
+	attachAs(l, 0, 2, 20, Running, 20)
 	need := func(id int, bytes int64) []Command {
 		_, commands := l.Need(0, id, bytes, unknown)
 		return commands
@@ -189,7 +198,7 @@ func TestEnd(t *testing.T) {
 			l.Ask(0, 2)
 			l.Tick(stop)
 			l.Leave(stop, 2)
-			l.Attach(time.Hour, 3, 60, Out, 0, unknown)
+			attachAs(l, time.Hour, 3, 60, Out, unknown)
 			l.Ask(time.Hour, 3)
 		}, 1, time.Hour + Grace},
 		{"obeys at last", func(l *Lock) {
@@ -220,8 +229,8 @@ func TestEnd(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			l := New(100, 0, 1000)
-			l.Attach(0, 1, 60, Running, 0, 40)
-			l.Attach(0, 2, 60, Out, 0, unknown)
+			attachAs(l, 0, 1, 60, Running, 40)
+			attachAs(l, 0, 2, 60, Out, unknown)
 			row.events(l)
 			for range 10 { // more than there are events
 				now, _ := l.Deadline()
@@ -259,8 +268,8 @@ func TestPause(t *testing.T) {
 	}
 	t.Run("another waits", func(t *testing.T) {
 		l := New(100, 0, 1000)
-		l.Attach(0, 1, 60, Running, 0, 40)
-		l.Attach(0, 2, 60, Out, 100, unknown)
+		attachAs(l, 0, 1, 60, Running, 40)
+		attachAs(l, 0, 2, 60, Out, unknown)
 		l.Ask(0, 2)
 		expect(t, l.Pause(now, 1), "1 stop")
 		yielded(t, l, false)
@@ -280,9 +289,9 @@ func TestPause(t *testing.T) {
 	})
 	t.Run("others fit", func(t *testing.T) {
 		l := New(100, 0, 1000)
-		l.Attach(0, 1, 60, Out, 100, 100)
-		l.Attach(0, 2, 40, Out, 100, unknown)
-		l.Attach(0, 3, 40, Out, 100, unknown)
+		attachAs(l, 0, 1, 60, Out, 100)
+		attachAs(l, 0, 2, 40, Out, unknown)
+		attachAs(l, 0, 3, 40, Out, unknown)
 		expect(t, l.Pause(now, 1))
 		yielded(t, l, true)
 		expect(t, l.Ask(now, 2), "2 go")
@@ -293,8 +302,8 @@ func TestPause(t *testing.T) {
 	})
 	t.Run("no room on the host", func(t *testing.T) {
 		l := New(100, 0, 50)
-		l.Attach(0, 1, 60, Running, 0, 40)
-		l.Attach(0, 2, 40, Running, 100, unknown)
+		attachAs(l, 0, 1, 60, Running, 40)
+		attachAs(l, 0, 2, 40, Running, unknown)
 		expect(t, l.Pause(now, 1), "1 stop")
 		expect(t, l.Stopped(now, 1))
 		yielded(t, l, true)
@@ -303,7 +312,7 @@ func TestPause(t *testing.T) {
 	})
 	t.Run("memory cannot leave", func(t *testing.T) {
 		l := New(100, 0, 1000)
-		l.Attach(0, 1, 60, Running, 0, 40)
+		attachAs(l, 0, 1, 60, Running, 40)
 		expect(t, l.Pause(now, 1), "1 stop")
 		expect(t, l.Stopped(now, 1), "1 out")
 		expect(t, l.Stuck(now, 1))
@@ -438,7 +447,7 @@ func TestRandomGuests(t *testing.T) {
 				if next == 1 {
 					free = capacity
 				}
-				deliver(l.Attach(now, next, 0, Stopped, 0, free))
+				deliver(l.Attach(now, next, free))
 				continue
 			}
 			g := rapid.SampledFrom(guests).Draw(t, "guest")
