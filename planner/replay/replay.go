@@ -67,7 +67,6 @@ type Report struct {
 	// Segments are weighted by their multiprocessors.
 	Utilisation float64   `json:"utilisation"`
 	Services    []Service `json:"services"`
-	Segments    []Segment `json:"segments"`
 }
 
 // Service is the result for one service. Services are in the plan's order.
@@ -93,22 +92,8 @@ type Service struct {
 	P99MS float64 `json:"p99_ms"`
 	// Load is the rate divided by the throughput of the service's segments.
 	Load float64 `json:"load"`
-}
 
-// Segment is the result for one segment. Segments are in the plan's order.
-type Segment struct {
-	GPU     int    `json:"gpu"`
-	Slot    int    `json:"slot"`
-	GPCs    int    `json:"size_gpcs"`
-	Service string `json:"service"`
-	// Utilisation is the fraction of time that a process is busy on average.
-	// Half-empty batches keep it busy too, so it is above load / throughput.
-	Utilisation float64 `json:"utilisation"`
-	// MeanBatch is the mean number of requests per batch; the max is Batch.
-	MeanBatch float64 `json:"mean_batch"`
-	Batch     int     `json:"batch"`
-	// ReceivedRPS is the rate that was routed to the segment.
-	ReceivedRPS float64 `json:"received_rps"`
+	sms, busySMs float64 // the segments' multiprocessors, and how many are busy on average
 }
 
 // Run replays a plan for the problem. It uses the problem's profiles and GPU
@@ -120,42 +105,32 @@ func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
-	segments := make(map[string][]int, len(pl.Services))
-	for i, s := range pl.Segments {
-		segments[s.Service] = append(segments[s.Service], i)
+	segments := make(map[string][]plan.Segment, len(pl.Services))
+	for _, s := range pl.Segments {
+		segments[s.Service] = append(segments[s.Service], s)
 	}
 	for _, s := range pl.Services {
 		if len(segments[s.Service]) == 0 {
 			return nil, fmt.Errorf("replay: service %q has no segment", s.Service)
 		}
 	}
-	report := &Report{Seed: c.Seed, Confidence: confidenceLevel,
-		Services: make([]Service, len(pl.Services)), Segments: make([]Segment, len(pl.Segments))}
+	report := &Report{Seed: c.Seed, Confidence: confidenceLevel, Services: make([]Service, len(pl.Services))}
 	var work errgroup.Group
 	work.SetLimit(runtime.GOMAXPROCS(0))
 	for i, s := range pl.Services {
 		work.Go(func() error {
-			at := segments[s.Service]
-			part := make([]plan.Segment, len(at))
-			for j, k := range at {
-				part[j] = pl.Segments[k]
-			}
-			service, busy := replayService(p, s, part, c)
-			report.Services[i] = service
-			for j, k := range at {
-				report.Segments[k] = busy[j]
-			}
+			report.Services[i] = replayService(p, s, segments[s.Service], c)
 			return nil
 		})
 	}
 	work.Wait()
-	report.sum(p, pl)
+	report.sum()
 	return report, nil
 }
 
 // sum computes the figures of all services together.
-func (r *Report) sum(p *plan.Problem, pl *plan.Plan) {
-	var rates float64
+func (r *Report) sum() {
+	var rates, sms, busy float64
 	worst := -1.0
 	for _, s := range r.Services {
 		rates += s.RateRPS
@@ -163,15 +138,9 @@ func (r *Report) sum(p *plan.Problem, pl *plan.Plan) {
 		if s.Violations > worst {
 			worst, r.Worst = s.Violations, s.Service
 		}
+		sms, busy = sms+s.sms, busy+s.busySMs
 	}
 	r.Violations /= max(rates, math.SmallestNonzeroFloat64)
-	tables := p.Tables()
-	var sms, busy float64
-	for i, s := range pl.Segments {
-		size, _ := tables[s.GPUModel].Size(s.GPCs)
-		sms += float64(size.SMs)
-		busy += float64(size.SMs) * r.Segments[i].Utilisation
-	}
 	r.Utilisation = busy / max(sms, 1)
 }
 
@@ -185,19 +154,22 @@ func One(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (S
 	if len(segments) == 0 {
 		return Service{}, fmt.Errorf("replay: service %q has no segment", s.Service)
 	}
-	service, _ := replayService(p, s, segments, c)
-	return service, nil
+	return replayService(p, s, segments, c), nil
 }
 
 // replayService replays a service until its violations are known.
-func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (Service, []Segment) {
+func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) Service {
 	result := Service{Service: s.Service, Model: s.Model, RateRPS: s.RateRPS, SLOMS: s.SLOMS, LatencyBoundMS: s.LatencyBoundMS}
-	segments, order := canonical(segments)
-	busy := make([]Segment, len(segments))
+	segments = canonical(segments)
 	ladders := make([]ladder, len(segments))
+	// perProcess are the multiprocessors of a segment per process.
+	perProcess := make([]float64, len(segments))
+	tables := p.Tables()
 	var throughput float64
 	for i, g := range segments {
-		busy[i] = Segment{GPU: g.GPU, Slot: g.Slot, GPCs: g.GPCs, Service: g.Service, Batch: g.Batch}
+		size, _ := tables[g.GPUModel].Size(g.GPCs)
+		result.sms += float64(size.SMs)
+		perProcess[i] = float64(size.SMs) / float64(g.Processes)
 		ladders[i] = steps(g, p.Profiles[g.GPUModel][g.Model])
 		throughput += g.ThroughputRPS
 	}
@@ -210,7 +182,6 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 	var shares []float64 // of violations, one per run
 	var latencies []float64
 	var seconds float64
-	began, filled := make([]int, len(segments)), make([]int, len(segments))
 	for n := range c.MaxRuns {
 		seed := c.Seed + uint64(n)*0x9e3779b97f4a7c15 // far from the seeds of other runs
 		r := run{rate: s.RateRPS, slo: s.SLOMS / 1000, warm: c.Requests / 10, measured: c.Requests,
@@ -228,10 +199,7 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 		latencies = append(latencies, o.latencies...)
 		seconds += r.to - r.from
 		for i, v := range r.servers {
-			busy[i].Utilisation += v.busy / float64(segments[i].Processes)
-			busy[i].ReceivedRPS += float64(v.received)
-			began[i] += v.began
-			filled[i] += v.filled
+			result.busySMs += v.busy * perProcess[i]
 		}
 		var half float64
 		// Requests of one run are not independent (a waiting request delays
@@ -248,35 +216,14 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 	}
 	slices.Sort(latencies)
 	result.P50MS, result.P99MS = percentileMS(latencies, 50), percentileMS(latencies, 99)
-	for i := range busy {
-		if seconds > 0 {
-			busy[i].Utilisation /= seconds
-			busy[i].ReceivedRPS /= seconds
-		}
-		if began[i] > 0 {
-			busy[i].MeanBatch = float64(filled[i]) / float64(began[i])
-		}
-	}
-	asGiven := make([]Segment, len(busy))
-	for i, at := range order {
-		asGiven[at] = busy[i]
-	}
-	return result, asGiven
+	result.busySMs /= max(seconds, math.SmallestNonzeroFloat64)
+	return result
 }
 
 // canonical sorts segments by what they run, so that a service's result does not
-// depend on where its segments are. order[i] is the old index of segment i.
-func canonical(segments []plan.Segment) (sorted []plan.Segment, order []int) {
-	order = make([]int, len(segments))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(i, j int) int {
-		a, b := segments[i], segments[j]
+// depend on where its segments are.
+func canonical(segments []plan.Segment) []plan.Segment {
+	return slices.SortedStableFunc(slices.Values(segments), func(a, b plan.Segment) int {
 		return cmp.Or(strings.Compare(a.GPUModel, b.GPUModel), a.GPCs-b.GPCs, a.Batch-b.Batch, a.Processes-b.Processes)
 	})
-	for _, at := range order {
-		sorted = append(sorted, segments[at])
-	}
-	return sorted, order
 }

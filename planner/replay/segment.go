@@ -67,13 +67,8 @@ type server struct {
 	ladder
 	share float64 // of the service's load
 	idle  int     // processes
-
 	queue queue
-
-	began    int     // batches, within the measured time
-	filled   int     // requests in them
-	busy     float64 // process-seconds within the measured time
-	received int     // requests measured
+	busy  float64 // process-seconds within the measured time
 }
 
 func (v *server) limit() int { return v.sizes[len(v.sizes)-1] }

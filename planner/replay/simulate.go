@@ -40,11 +40,7 @@ func (r *run) simulate() outcome {
 	for _, now := range arrivals {
 		r.finish(now)
 		i := r.route.next(r.servers)
-		v := &r.servers[i]
-		if now >= r.from {
-			v.received++
-		}
-		v.queue.push(now)
+		r.servers[i].queue.push(now)
 		r.begin(i, now)
 	}
 	// No more requests arrive; the waiting ones are served.
@@ -88,10 +84,6 @@ func (r *run) begin(server int, now float64) {
 		v.idle--
 		r.ending.push(ending{end, server})
 		v.busy += max(0, min(end, r.to)-max(now, r.from))
-		if now >= r.from && now <= r.to {
-			v.began++
-			v.filled += n
-		}
 	}
 }
 
