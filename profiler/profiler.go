@@ -13,14 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/profiler/sweep"
-	"github.com/penstock/penstock/shm"
 )
 
 // Options describe what a Profiler runs.
@@ -189,17 +187,10 @@ func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, erro
 			return nil, fmt.Errorf("%d processes need %.0f MiB, share %d has %.0f: %w", c.Processes, need, c.Share, have, sweep.ErrOutOfMemory)
 		}
 	}
-	const flows = 2
-	each := (p.inFlight(c) + flows - 1) / flows
-	r.load, err = testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: flows, InFlight: each, Picture: p.picture, Timeout: profiledSLO})
-	if err != nil {
+	if r.load, err = newLoad(ctx, f.Port, p.inFlight(c), p.picture); err != nil {
 		return nil, err
 	}
-	if err := r.load.Keep(each); err != nil {
-		r.load.Stop()
-		return nil, err
-	}
-	r.since = shm.Now()
+	r.since = time.Now()
 	return r, nil
 }
 
@@ -310,8 +301,8 @@ func outOfMemory(err error) error {
 type profiling struct {
 	p     *Profiler
 	c     sweep.Cell
-	load  *testbed.Traffic
-	since int64
+	load  *load
+	since time.Time
 }
 
 // Window waits for d and counts the answers in that time.
@@ -319,21 +310,11 @@ func (r *profiling) Window(ctx context.Context, d time.Duration) (w sweep.Window
 	if err := testbed.Pause(ctx, d); err != nil {
 		return w, err
 	}
-	all, now := r.load.Take(), shm.Now()
-	w.Elapsed, r.since = time.Duration(now-r.since), now
-	for _, a := range all {
-		switch {
-		case a.Unsent:
-			return w, fmt.Errorf("a request was not sent: %s", r.p.harness.Log())
-		case a.Status != client.StatusOK:
-			return w, fmt.Errorf("a request was answered %s: %s", a.Status, r.p.harness.Log())
-		}
-		w.Images++
-		if a.Batch > 0 {
-			w.Batches += 1 / float64(a.Batch)
-			w.BatchTime += a.Service / time.Duration(a.Batch)
-		}
+	if w, err = r.load.take(); err != nil {
+		return w, fmt.Errorf("%w: %s", err, r.p.harness.Log())
 	}
+	now := time.Now()
+	w.Elapsed, r.since = now.Sub(r.since), now
 	if r.p.status.Mechanism == governed {
 		// Pauses are between batches, not in them. A batch's time is therefore from its
 		// beginning to the beginning of the next.
@@ -367,6 +348,6 @@ func (r *profiling) Memory() (m sweep.Memory, err error) {
 
 // Stop ends the load and waits until everything in flight is answered.
 func (r *profiling) Stop() error {
-	r.load.Stop()
+	r.load.stop()
 	return nil
 }

@@ -1,6 +1,5 @@
-// Package testbed runs a whole node under measurement: the machine and its device, the
-// node (Harness), and the load on one of its functions (Traffic). `penstock profile` and the
-// benchmarks of research/ use it.
+// Package testbed runs a whole node under measurement: the machine and its device, and the
+// node (Harness). `penstock profile` and the benchmarks of research/ use it.
 package testbed
 
 import (
@@ -201,4 +200,14 @@ func Noise(card *models.Card, seed uint64) []byte {
 		p[i] = byte(random.Uint32())
 	}
 	return p
+}
+
+// Pause waits for d or until ctx ends.
+func Pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

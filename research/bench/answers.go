@@ -4,11 +4,10 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
-	"github.com/penstock/penstock/internal/testbed"
 )
 
 // latenciesOf returns the latencies of the ok answers.
-func latenciesOf(all []testbed.Answered) (out []time.Duration) {
+func latenciesOf(all []Answered) (out []time.Duration) {
 	for _, a := range all {
 		if a.Status == client.StatusOK {
 			out = append(out, time.Duration(a.Latency))
@@ -19,7 +18,7 @@ func latenciesOf(all []testbed.Answered) (out []time.Duration) {
 
 // meanBatch returns the mean size of the batches of the ok answers. It is a mean over
 // batches, so a batch of 8 counts once.
-func meanBatch(all []testbed.Answered) float64 {
+func meanBatch(all []Answered) float64 {
 	images, batches := 0.0, 0.0
 	for _, a := range all {
 		if a.Status == client.StatusOK && a.Batch > 0 {

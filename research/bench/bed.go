@@ -113,7 +113,7 @@ func (n *Answers) Add(m Answers) {
 }
 
 // Count counts them.
-func Count(all []testbed.Answered) (n Answers) {
+func Count(all []Answered) (n Answers) {
 	for _, a := range all {
 		switch {
 		case a.Unsent:

@@ -20,13 +20,13 @@ import (
 	"github.com/penstock/penstock/models/zoo"
 )
 
-func ok(at, latency time.Duration, batch int) testbed.Answered {
-	return testbed.Answered{At: int64(at), Latency: int64(latency), Status: client.StatusOK, Batch: batch}
+func ok(at, latency time.Duration, batch int) Answered {
+	return Answered{At: int64(at), Latency: int64(latency), Status: client.StatusOK, Batch: batch}
 }
 
 func TestLongestPause(t *testing.T) {
 	const ms = time.Millisecond
-	silence, from, to := longestPause([]testbed.Answered{
+	silence, from, to := longestPause([]Answered{
 		ok(10*ms, ms, 1), ok(12*ms, ms, 1),
 		{At: int64(15 * ms), Status: client.StatusFailed},
 		{At: int64(40 * ms)},
@@ -54,14 +54,14 @@ func TestNoAnswers(t *testing.T) {
 
 func TestMeanBatch(t *testing.T) {
 	// Four batches: one of 8 and one of 4, of which every answer arrived, and two of 1.
-	all := slices.Concat(slices.Repeat([]testbed.Answered{ok(0, 0, 8)}, 8), slices.Repeat([]testbed.Answered{ok(0, 0, 4)}, 4), slices.Repeat([]testbed.Answered{ok(0, 0, 1)}, 2))
+	all := slices.Concat(slices.Repeat([]Answered{ok(0, 0, 8)}, 8), slices.Repeat([]Answered{ok(0, 0, 4)}, 4), slices.Repeat([]Answered{ok(0, 0, 1)}, 2))
 	if got := meanBatch(all); got != 14.0/4 {
 		t.Errorf("mean batch %v, want 3.5", got)
 	}
 }
 
 func TestSecondsAround(t *testing.T) {
-	var all []testbed.Answered
+	var all []Answered
 	for at := range 4000 { // one answer per millisecond, slow ones from 1.8 to 2.2 s
 		latency := time.Millisecond
 		if at >= 1800 && at < 2200 {

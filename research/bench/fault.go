@@ -100,7 +100,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 	}
 	r.Device, r.Mechanism = deviceName(&status), status.Mechanism
 
-	loads := map[string]*testbed.Traffic{}
+	loads := map[string]*Traffic{}
 	defer func() {
 		for _, l := range loads {
 			l.Stop()
@@ -112,7 +112,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 			return r, err
 		}
 		// Allow as many requests in flight as arrive in two seconds of silence.
-		loads[name], err = testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: 1, InFlight: 256, Picture: picture, Timeout: 20 * time.Second})
+		loads[name], err = NewTraffic(ctx, TrafficOptions{Port: f.Port, Flows: 1, InFlight: 256, Picture: picture, Timeout: 20 * time.Second})
 		if err != nil {
 			return r, err
 		}
@@ -129,7 +129,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 		longest = append(longest, time.Duration(f.Longest*float64(time.Millisecond)))
 	}
 	r.Silence = partMillis(longest)
-	var all []testbed.Answered
+	var all []Answered
 	for _, l := range loads {
 		l.Stop()
 		r.Requests += l.Sent()
@@ -147,7 +147,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 
 // fault waits until every function has a shadow, provokes a fault in the neighbour, and
 // measures until every function answers again.
-func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[string]*testbed.Traffic) (r FaultResult, err error) {
+func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[string]*Traffic) (r FaultResult, err error) {
 	for name := range loads {
 		if err := shadowReady(ctx, b, name); err != nil {
 			return r, err
@@ -182,7 +182,7 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[
 		return r, err
 	}
 	r.SilenceMillis = map[string]float64{}
-	var during []testbed.Answered
+	var during []Answered
 	for name, l := range loads {
 		all := l.Between(before-int64(time.Second), 0)
 		silence, from, to := longestPause(all)
@@ -223,7 +223,7 @@ func provoke(ctx context.Context, b *testbed.Harness) error {
 
 // longestPause returns the longest time between two ok answers, and when it was. all must
 // be sorted by time.
-func longestPause(all []testbed.Answered) (silence time.Duration, from, to int64) {
+func longestPause(all []Answered) (silence time.Duration, from, to int64) {
 	last := int64(0)
 	for _, a := range all {
 		if a.Status != client.StatusOK {

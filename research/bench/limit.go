@@ -227,7 +227,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 	if err != nil {
 		return p, err
 	}
-	own, err := testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: 2, InFlight: 2 * o.Batch, Picture: pictures[0]})
+	own, err := NewTraffic(ctx, TrafficOptions{Port: f.Port, Flows: 2, InFlight: 2 * o.Batch, Picture: pictures[0]})
 	if err != nil {
 		return p, err
 	}
@@ -251,7 +251,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 		return p, err
 	}
 	p.AggressorSMs = process.SMs
-	other, err := testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: 1, InFlight: 4 * o.Batch, Picture: pictures[1]})
+	other, err := NewTraffic(ctx, TrafficOptions{Port: f.Port, Flows: 1, InFlight: 4 * o.Batch, Picture: pictures[1]})
 	if err != nil {
 		return p, err
 	}
@@ -274,7 +274,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 
 // measure watches loads that already run. It lets them settle for a third of the time, then
 // measures for all of it.
-func (o *LimitOptions) measure(ctx context.Context, own, other *testbed.Traffic) (l LimitLoad, err error) {
+func (o *LimitOptions) measure(ctx context.Context, own, other *Traffic) (l LimitLoad, err error) {
 	if err := testbed.Pause(ctx, o.Duration/3); err != nil {
 		return l, err
 	}

@@ -112,7 +112,7 @@ type mover struct {
 	b      *testbed.Harness
 	name   string
 	change configs.Change
-	load   *testbed.Traffic
+	load   *Traffic
 
 	idle, takes []time.Duration
 	when        []int64
@@ -164,7 +164,7 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 		}
 		v.sms = append(v.sms, process.SMs)
 		inFlight := max(8, 2*o.Batch)
-		v.load, err = testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: status.Port, Flows: 2, InFlight: inFlight, Picture: testbed.Noise(card, 2), Expect: 1 << 20})
+		v.load, err = NewTraffic(ctx, TrafficOptions{Port: status.Port, Flows: 2, InFlight: inFlight, Picture: testbed.Noise(card, 2), Expect: 1 << 20})
 		if err != nil {
 			return m, err
 		}
@@ -322,7 +322,7 @@ func (v *mover) move(ctx context.Context, percent float64) (idle time.Duration, 
 
 // secondsAround returns the p99 latency of the ok answers in the second around each
 // moment. all must be sorted by time.
-func secondsAround(all []testbed.Answered, moments []int64) (p99 []time.Duration) {
+func secondsAround(all []Answered, moments []int64) (p99 []time.Duration) {
 	const half = int64(time.Second / 2)
 	at := func(moment int64) int { return sort.Search(len(all), func(i int) bool { return all[i].At >= moment }) }
 	for _, m := range moments {

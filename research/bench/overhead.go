@@ -269,7 +269,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 			return t, err
 		}
 	}
-	var loads []*testbed.Traffic
+	var loads []*Traffic
 	defer func() {
 		for _, l := range loads {
 			l.Stop()
@@ -280,7 +280,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 		if err != nil {
 			return t, err
 		}
-		l, err := testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: o.Flows, InFlight: t.InFlight, Picture: picture, Expect: 1 << 18})
+		l, err := NewTraffic(ctx, TrafficOptions{Port: f.Port, Flows: o.Flows, InFlight: t.InFlight, Picture: picture, Expect: 1 << 18})
 		if err != nil {
 			return t, err
 		}
@@ -300,7 +300,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	}
 	to := shm.Now()
 	t.Busy = busiest(threads, readThreads(b.PID()), time.Duration(to-from))
-	var all []testbed.Answered
+	var all []Answered
 	for i, l := range loads {
 		all = append(all, l.Between(from, to)...)
 		f, err := b.Function("fn" + strconv.Itoa(i))

@@ -1,4 +1,4 @@
-package testbed
+package bench
 
 import (
 	"cmp"
@@ -189,32 +189,10 @@ func (t *Traffic) Between(from, to int64) []Answered {
 	return all
 }
 
-// Take returns the answers since the last call, in no particular order. The caller
-// owns the slice.
-func (t *Traffic) Take() (all []Answered) {
-	for _, f := range t.flows {
-		f.mu.Lock()
-		all = append(all, f.answers...)
-		f.answers = f.answers[:0]
-		f.mu.Unlock()
-	}
-	return all
-}
-
 // Sent returns how many requests were handed over.
 func (t *Traffic) Sent() (n uint64) {
 	for _, f := range t.flows {
 		n += f.sent.Load()
 	}
 	return n
-}
-
-// Pause waits for d or until ctx ends.
-func Pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
