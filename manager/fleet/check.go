@@ -43,26 +43,34 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 		}
 		return nil, &Problem{Key: key, Err: err}
 	}
-	if err := checkMember(cfg, c.Worker, card); err != nil {
-		return nil, &Problem{Key: "worker", Err: err}
-	}
-	if err := checkCamera(&c, &card.Input); err != nil {
-		return nil, &Problem{Key: "format", Err: err}
-	}
-	switch {
-	case len(card.State) > 0 && c.Instances > 1:
-		return nil, &Problem{Key: "instances", Err: fmt.Errorf("is %d, and model %s has state, which only one process can keep; want 1", c.Instances, card.Name)}
-	case len(card.State) > 0 && c.Format != "":
-		return nil, &Problem{Key: "format", Err: fmt.Errorf("is %s, and model %s has state: a camera cannot prove its address, so others could change its state", c.Format, card.Name)}
-	}
 	if _, err := readKeys(c.Key); err != nil {
 		return nil, &Problem{Key: "key", Err: err}
 	}
-	if err := checkPictures(c.Pictures, card); err != nil {
-		return nil, &Problem{Key: "pictures", Err: err}
-	}
-	if err := checkMaxPicture(&c, card); err != nil {
-		return nil, &Problem{Key: "max_picture", Err: err}
+	if problem := fits(cfg, &c, card); problem != nil {
+		return nil, problem
 	}
 	return card, nil
+}
+
+// fits finds what keeps a function from running a model.
+func fits(cfg *configs.Config, c *configs.Function, card *models.Card) *Problem {
+	if err := checkMember(cfg, c.Worker, card); err != nil {
+		return &Problem{Key: "worker", Err: err}
+	}
+	if err := checkCamera(c, &card.Input); err != nil {
+		return &Problem{Key: "format", Err: err}
+	}
+	switch {
+	case len(card.State) > 0 && c.Instances > 1:
+		return &Problem{Key: "instances", Err: fmt.Errorf("is %d, and model %s has state, which only one process can keep; want 1", c.Instances, card.Name)}
+	case len(card.State) > 0 && c.Format != "":
+		return &Problem{Key: "format", Err: fmt.Errorf("is %s, and model %s has state: a camera cannot prove its address, so others could change its state", c.Format, card.Name)}
+	}
+	if err := checkPictures(c.Pictures, card); err != nil {
+		return &Problem{Key: "pictures", Err: err}
+	}
+	if err := checkMaxPicture(c, card); err != nil {
+		return &Problem{Key: "max_picture", Err: err}
+	}
+	return nil
 }

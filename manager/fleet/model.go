@@ -138,14 +138,8 @@ func (f *function) takes(card *models.Card, want configs.Function) error {
 	if len(f.model.desired.State) > 0 != (len(card.State) > 0) {
 		return fmt.Errorf("replace model of %s: only one of %s and %s has state; add it as another function", f.name, f.model.desired.Name, card.Name)
 	}
-	if err := checkMember(&f.fleet.cfg, want.Worker, card); err != nil {
-		return fmt.Errorf("replace model of %s: worker %w", f.name, err)
-	}
-	if err := checkCamera(&f.config, &card.Input); err != nil {
-		return fmt.Errorf("replace model of %s: format %w", f.name, err)
-	}
-	if err := checkMaxPicture(&f.config, card); err != nil {
-		return fmt.Errorf("replace model of %s: max_picture %w", f.name, err)
+	if problem := fits(&f.fleet.cfg, &want, card); problem != nil {
+		return fmt.Errorf("replace model of %s: %s %w", f.name, problem.Key, problem.Err)
 	}
 	if f.camera != nil && *readerOf(&f.config, &card.Input) != *f.camera.Reader {
 		in := &card.Input
