@@ -152,6 +152,9 @@ type Gateway struct {
 	Keys string `yaml:"keys" want:"a file" example:"/etc/penstock/keys.yaml"`
 	// Clients whose key allows changes may load, replace and unload functions (docs/http.md).
 	Load bool `yaml:"load" default:"false"`
+	// Clients of this machine may put tensors into files of /dev/shm (docs/http.md), if their key is for all functions. The gateway
+	// then opens those that its user may, for reading and writing.
+	SharedMemory bool `yaml:"shared_memory" default:"false"`
 	// Certificate for HTTP and gRPC. Addresses other than 127.0.0.1 and ::1 need one, or `tls: off`: keys in clear text,
 	// for a proxy or a network that you trust.
 	TLS TLS `yaml:"tls" default:"off" want:"off, or {certificate: FILE, key: FILE}"`

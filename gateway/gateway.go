@@ -38,6 +38,8 @@ type Options struct {
 	Keys string
 	// Load lets clients load and unload functions.
 	Load bool
+	// SharedMemory lets clients put tensors into files of /dev/shm.
+	SharedMemory bool
 	// TLS is the certificate; the zero value serves without.
 	TLS configs.TLS
 	// Streams are sources of video that are kept running.
@@ -86,6 +88,7 @@ type server struct {
 	memory     *memory
 	cameras    *cameras
 	rpc        *rpc
+	regions    *regions
 	metrics    *prometheus.Registry
 }
 
@@ -169,7 +172,7 @@ func newServer(o Options) *server {
 	s := &server{
 		history: history.NewRecorder(), events: newEvents(), wall: newWall(),
 		demo: o.Demo, version: o.Version, mayLoad: o.Load, memory: newMemory(), cameras: newCameras(),
-		metrics: prometheus.NewRegistry(),
+		metrics: prometheus.NewRegistry(), regions: &regions{permitted: o.SharedMemory},
 	}
 	s.rpc = newRPC(s)
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)

@@ -468,7 +468,7 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestMetadata(t *testing.T) {
 	web := newGateway(t, oneBox)
 	for path, want := range map[string]string{
-		"/v2":                                `"extensions":["binary_tensor_data","classification","model_configuration","model_repository","statistics"]`,
+		"/v2":                                `"extensions":["binary_tensor_data","classification","model_configuration","model_repository","statistics","system_shared_memory"]`,
 		"/v2/models":                         `{"name":"finder","version":"3","state":"READY"}`,
 		"/v2/models/finder":                  `"inputs":[{"name":"image","datatype":"UINT8","shape":[-1,4,4,3]}],"outputs":[{"name":"boxes"`,
 		"/v2/models/raw":                     `{"name":"pair","datatype":"FP32","shape":[-1,2]}`,

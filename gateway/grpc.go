@@ -62,6 +62,7 @@ func (p *rpc) serve(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	m := &messages{ctx: ctx, cancel: cancel, from: r.Body, memory: p.server.memory, kind: method.Input(), answered: make(chan struct{}, 1)}
 	defer m.release()
+	m.encoding = takeEncoding(r.Header, "Grpc-Encoding") // package grpc refuses others
 	if method.IsStreamingClient() {
 		m.stream = http.NewResponseController(w)
 		// Shutdown waits for calls, and a stream may not end by itself.
@@ -175,7 +176,30 @@ func (p *rpc) RepositoryModelLoad(ctx context.Context, q *inference.RepositoryMo
 }
 
 func (p *rpc) RepositoryModelUnload(ctx context.Context, q *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error) {
-	return &inference.RepositoryModelUnloadResponse{}, p.server.unloadModel(ctx, q.ModelName)
+	_, err := p.server.unload(ctx, q.ModelName, "")
+	return &inference.RepositoryModelUnloadResponse{}, err
+}
+
+func (p *rpc) SystemSharedMemoryStatus(ctx context.Context, q *inference.SystemSharedMemoryStatusRequest) (*inference.SystemSharedMemoryStatusResponse, error) {
+	list, err := p.server.regions.find(ctx, q.Name)
+	byName := map[string]*region{}
+	for _, r := range list {
+		byName[r.Name] = r
+	}
+	return fill(&inference.SystemSharedMemoryStatusResponse{}, map[string]any{"regions": byName}, err)
+}
+
+func (p *rpc) SystemSharedMemoryRegister(ctx context.Context, q *inference.SystemSharedMemoryRegisterRequest) (*inference.SystemSharedMemoryRegisterResponse, error) {
+	return &inference.SystemSharedMemoryRegisterResponse{}, p.server.regions.register(ctx, region{Name: q.Name, Key: q.Key, Offset: q.Offset, Size: q.ByteSize})
+}
+
+func (p *rpc) SystemSharedMemoryUnregister(ctx context.Context, q *inference.SystemSharedMemoryUnregisterRequest) (*inference.SystemSharedMemoryUnregisterResponse, error) {
+	_, err := p.server.regions.unregister(ctx, q.Name, "")
+	return &inference.SystemSharedMemoryUnregisterResponse{}, err
+}
+
+func (p *rpc) CudaSharedMemoryUnregister(context.Context, *inference.CudaSharedMemoryUnregisterRequest) (*inference.CudaSharedMemoryUnregisterResponse, error) {
+	return &inference.CudaSharedMemoryUnregisterResponse{}, nil
 }
 
 func (p *rpc) ModelInfer(ctx context.Context, m *inference.ModelInferRequest) (*inference.ModelInferResponse, error) {
@@ -187,8 +211,10 @@ func (p *rpc) ModelInfer(ctx context.Context, m *inference.ModelInferRequest) (*
 	for _, raw := range m.RawInputContents {
 		text -= len(raw)
 	}
-	read := func() (*openinference.Request, error) { return openinference.DecodeMessage(m, f.Card) }
-	q, err := p.server.tensors(ctx, ctx.Value(messagesKey{}).(*messages).current, text, read)
+	body := ctx.Value(messagesKey{}).(*messages).current
+	q, err := p.server.tensors(ctx, body, text, func() (*openinference.Request, error) {
+		return openinference.DecodeMessage(m, f.Card, p.server.regions.tensors(ctx, body))
+	})
 	if err != nil {
 		return nil, err
 	}

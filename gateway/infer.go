@@ -35,9 +35,16 @@ func (s *server) routes() http.Handler {
 	mux.Handle("GET /v2/models/{$}", call(s.models))
 	mux.Handle("GET /v2/models/stats", call(s.statistics))
 	mux.Handle("POST /v2/repository/index", handler(s.repositoryIndex))
-	mux.Handle("POST /v2/repository/models/{model}/load", handler(s.load))
-	mux.Handle("POST /v2/repository/models/{model}/unload", handler(s.unload))
-	for _, path := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
+	mux.Handle("POST /v2/repository/models/{name}/load", handler(s.load))
+	mux.Handle("POST /v2/repository/models/{name}/unload", call(s.unload))
+	for _, path := range []string{"/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"} {
+		mux.Handle("GET "+path+"/status", call(s.regions.status))
+		mux.Handle("POST "+path+"/unregister", call(s.regions.unregister))
+	}
+	mux.Handle("POST /v2/systemsharedmemory/region/{name}/register", handler(s.registerRegion))
+	// Clients of system shared memory unregister what is on a GPU, too.
+	mux.HandleFunc("POST /v2/cudasharedmemory/unregister", func(http.ResponseWriter, *http.Request) {})
+	for _, path := range []string{"/v2/models/{name}", "/v2/models/{name}/versions/{version}"} {
 		mux.Handle("GET "+path, call(s.metadata))
 		mux.Handle("GET "+path+"/ready", call(s.modelReady))
 		mux.Handle("GET "+path+"/config", call(s.config))
@@ -59,7 +66,13 @@ type httpError struct {
 func (e *httpError) Error() string { return e.err.Error() }
 func (e *httpError) Unwrap() error { return e.err }
 
-func badRequest(err error) error { return &httpError{http.StatusBadRequest, err} }
+// badRequest says that a request is wrong, unless its error has another status.
+func badRequest(err error) error {
+	if statusOf(err) != http.StatusInternalServerError {
+		return err
+	}
+	return &httpError{http.StatusBadRequest, err}
+}
 
 // statuses are the HTTP statuses of answers other than ok.
 var statuses = map[client.Status]int{
@@ -106,17 +119,19 @@ func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// call is an operation of the protocol with a function, or with all if name is empty. Its answer is the JSON of HTTP, and
-// the message of gRPC.
+// call is an operation of the protocol with a function or region, or with all if name is empty. Its answer is the JSON of HTTP,
+// and the message of gRPC. A call may have none.
 type call func(ctx context.Context, name, version string) (answer any, err error)
 
 func (c call) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	answer, err := c(r.Context(), r.PathValue("model"), r.PathValue("version"))
+	answer, err := c(r.Context(), r.PathValue("name"), r.PathValue("version"))
 	if err != nil {
 		writeError(w, statusOf(err), err)
 		return
 	}
-	writeJSON(w, answer)
+	if answer != nil {
+		writeJSON(w, answer)
+	}
 }
 
 // writeError answers with an error in the protocol's form.
@@ -136,7 +151,7 @@ func writeJSON(w http.ResponseWriter, v any) error {
 }
 
 func (s *server) describe(context.Context, string, string) (any, error) {
-	extensions := []string{"binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics"}
+	extensions := []string{"binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics", "system_shared_memory"}
 	return map[string]any{"name": "penstock", "version": s.version, "extensions": extensions}, nil
 }
 
@@ -231,7 +246,8 @@ func (s *server) named(ctx context.Context, operation configs.Operation, name, v
 		for _, f := range s.all(ctx) {
 			own = append(own, f.Name)
 		}
-		return nil, fmt.Errorf("%w: %q; the node has %q", functions.ErrUnknown, name, own)
+		const unknown = "Request for unknown model" // Triton's clients look for these words
+		return nil, fmt.Errorf("%s: %w: %q; the node has %q", unknown, functions.ErrUnknown, name, own)
 	}
 	if v != "" && v != fmt.Sprint(f.Card.Version) {
 		return nil, &httpError{http.StatusNotFound, fmt.Errorf("function %s serves version %d of its model, not %s", f.Name, f.Card.Version, v)}
@@ -281,7 +297,7 @@ func (s *server) modelReady(ctx context.Context, name, version string) (any, err
 	if err != nil {
 		return nil, err
 	}
-	if err = s.functions.Ready(f.Name); err != nil && !errors.Is(err, functions.ErrUnknown) {
+	if err = s.functions.Ready(f.Name); err != nil {
 		err = badRequest(err)
 	}
 	return map[string]any{"name": f.Name, "ready": true}, err
@@ -289,7 +305,7 @@ func (s *server) modelReady(ctx context.Context, name, version string) (any, err
 
 // infer answers a message of the protocol, or a photo.
 func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
-	f, err := s.named(r.Context(), configs.OperationInfer, r.PathValue("model"), r.PathValue("version"))
+	f, err := s.named(r.Context(), configs.OperationInfer, r.PathValue("name"), r.PathValue("version"))
 	if err != nil {
 		return err
 	}
@@ -322,7 +338,7 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) error {
 		text = min(text, n)
 	}
 	q, err := s.tensors(r.Context(), content, text, func() (*openinference.Request, error) {
-		return openinference.DecodeRequest(body, header, f.Card)
+		return openinference.DecodeRequest(body, header, f.Card, s.regions.tensors(r.Context(), content))
 	})
 	if err != nil {
 		return err
@@ -456,8 +472,13 @@ func stages(a *functions.Answer) map[string]int64 {
 
 // body reads a request's body.
 func (s *server) body(w http.ResponseWriter, r *http.Request) (*buffer, error) {
+	encoding := takeEncoding(r.Header, "Content-Encoding")
 	if err := checkBody(w, r); err != nil {
 		return nil, err
+	}
+	if encoding != "" {
+		b, err := s.memory.inflate(r.Context(), encoding, r.Body, maxBody)
+		return b, bodyError(err)
 	}
 	b, err := s.memory.read(r.Context(), r.Body, r.ContentLength)
 	return b, bodyError(err)
@@ -466,7 +487,7 @@ func (s *server) body(w http.ResponseWriter, r *http.Request) (*buffer, error) {
 // checkBody refuses bodies that are too large or encoded, and bounds the others.
 func checkBody(w http.ResponseWriter, r *http.Request) error {
 	if e := r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
-		return &httpError{http.StatusUnsupportedMediaType, fmt.Errorf("content encoding is %q, want none", e)}
+		return &httpError{http.StatusUnsupportedMediaType, fmt.Errorf("content encoding is %q, want none, or gzip or deflate without a form", e)}
 	}
 	if r.ContentLength > maxBody {
 		return &httpError{http.StatusRequestEntityTooLarge, fmt.Errorf("body has %d bytes, want at most %d", r.ContentLength, maxBody)}
@@ -477,10 +498,8 @@ func checkBody(w http.ResponseWriter, r *http.Request) error {
 
 // bodyError is the error for the client whose body was not read.
 func bodyError(err error) error {
-	var large *http.MaxBytesError
-	var own *httpError
-	if err == nil || errors.As(err, &large) || errors.As(err, &own) {
-		return err
+	if err == nil {
+		return nil
 	}
 	return badRequest(fmt.Errorf("read body: %w", err))
 }

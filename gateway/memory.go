@@ -81,13 +81,18 @@ func (m *memory) read(ctx context.Context, from io.Reader, most int64) (*buffer,
 	if most < 0 {
 		most = maxBody
 	}
+	return m.load(func(b *buffer) error { return b.fill(ctx, from, most) })
+}
+
+// load makes a body by a function that reads it.
+func (m *memory) load(fill func(*buffer) error) (*buffer, error) {
 	b := &buffer{memory: m}
 	m.mu.Lock()
 	m.arrived++
 	b.number = m.arrived
 	m.reading[b] = true
 	m.mu.Unlock()
-	err := b.fill(ctx, from, most)
+	err := fill(b)
 	m.mu.Lock()
 	delete(m.reading, b)
 	m.mu.Unlock()

@@ -182,7 +182,7 @@ func TestShapeWithoutData(t *testing.T) {
 	body := []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[256,1000,1000,3],"data":[1]}]}`)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, err := openinference.DecodeRequest(body, "", &card)
+	_, err := openinference.DecodeRequest(body, "", &card, nil)
 	runtime.ReadMemStats(&after)
 	if used := after.TotalAlloc - before.TotalAlloc; err == nil || used > 1<<20 {
 		t.Errorf("%d bytes, %v", used, err)

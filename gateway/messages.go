@@ -1,11 +1,12 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"time"
 
@@ -23,12 +24,14 @@ type messages struct {
 	kind   protoreflect.MessageDescriptor
 	// stream sets the deadlines of a stream; nil: the call is none.
 	stream *http.ResponseController
+	// encoding of compressed messages. Package grpc gets them decompressed.
+	encoding string
 	// answered receives when the method is done with a message.
 	answered chan struct{}
 
 	// The goroutine that reads owns the rest, until it ends.
 	current *buffer
-	unread  []byte
+	unread  net.Buffers // the prefix and current
 	ended   bool
 }
 
@@ -50,8 +53,7 @@ func (m *messages) Read(to []byte) (int, error) {
 			return 0, err
 		}
 	}
-	n := copy(to, m.unread)
-	m.unread = m.unread[n:]
+	n, _ := m.unread.Read(to) // it ends with the message, not with the call
 	return n, nil
 }
 
@@ -79,18 +81,32 @@ func (m *messages) next() error {
 		return err
 	}
 	size := int64(binary.BigEndian.Uint32(prefix[1:]))
-	if size > maxMessage { // package grpc refuses it when it sees the prefix
-		m.unread, m.ended = prefix, true
+	body := io.LimitReader(m.from, size)
+	var err error
+	switch compressed := prefix[0] == 1 && m.encoding != ""; {
+	case size > maxMessage:
+		err = &http.MaxBytesError{Limit: maxMessage}
+	case compressed:
+		m.current, err = m.memory.inflate(m.ctx, m.encoding, body, maxMessage)
+		prefix[0] = 0
+	default:
+		if m.current, err = m.memory.read(m.ctx, body, size); err == nil && len(m.current.data) < int(size) {
+			err = io.ErrUnexpectedEOF
+		}
+	}
+	var large *http.MaxBytesError
+	if errors.As(err, &large) { // package grpc refuses it when it sees the prefix
+		binary.BigEndian.PutUint32(prefix[1:], maxMessage+1)
+		m.unread, m.ended = net.Buffers{prefix}, true
 		return nil
 	}
-	var err error
-	if m.current, err = m.memory.read(m.ctx, io.MultiReader(bytes.NewReader(prefix), io.LimitReader(m.from, size)), messagePrefix+size); err != nil {
+	if err != nil {
 		return err
 	}
-	if m.unread = m.current.data; len(m.unread) < messagePrefix+int(size) {
-		return io.ErrUnexpectedEOF
-	}
-	return m.current.reserve(m.ctx, decodedBytes(m.unread[messagePrefix:], m.kind))
+	message := m.current.data
+	binary.BigEndian.PutUint32(prefix[1:], uint32(len(message)))
+	m.unread = net.Buffers{prefix, message}
+	return m.current.reserve(m.ctx, decodedBytes(message, m.kind))
 }
 
 // decodedBytes is the memory of a message besides itself: two copies of its tensors, and Go's form of its fields.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
 	"testing"
@@ -18,10 +19,17 @@ func framed(message string) string { return "\x00\x00\x00\x00" + string(rune(len
 // TestMessages reads the bodies of calls, whole and broken.
 func TestMessages(t *testing.T) {
 	kind := (&inference.ServerLiveRequest{}).ProtoReflect().Descriptor()
+	zipped := "\x01" + framed(packed(t, "gzip", "hello"))[1:]
+	bomb := packed(t, "gzip", string(make([]byte, maxMessage+1)))
+	bomb = string(binary.BigEndian.AppendUint32([]byte{1}, uint32(len(bomb)))) + bomb
 	for _, c := range []struct {
 		name, body, want string
 		err              error
 	}{
+		{"compressed", zipped, framed("hello"), nil},
+		{"cut off", zipped[:20], "", io.ErrUnexpectedEOF},
+		{"not compressed", "\x01" + framed("hello")[1:], "", io.ErrUnexpectedEOF},
+		{"bomb", bomb, "\x00\x02\x00\x00\x01", nil},
 		{"message", framed("hello"), framed("hello"), nil},
 		{"empty message", framed(""), framed(""), nil},
 		{"no message", "", "", nil},
@@ -31,7 +39,7 @@ func TestMessages(t *testing.T) {
 		{"too long", "\x00\x02\x00\x00\x01hello", "\x00\x02\x00\x00\x01", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := &messages{ctx: t.Context(), cancel: func() {}, from: io.NopCloser(bytes.NewBufferString(c.body)), memory: newMemory(), kind: kind}
+			m := &messages{ctx: t.Context(), cancel: func() {}, encoding: "gzip", from: io.NopCloser(bytes.NewBufferString(c.body)), memory: newMemory(), kind: kind}
 			got, err := io.ReadAll(m)
 			if string(got) != c.want || !errors.Is(err, c.err) {
 				t.Errorf("%q, %v, want %q, %v", got, err, c.want, c.err)

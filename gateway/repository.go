@@ -16,7 +16,7 @@ import (
 const maxLoad = 50 * time.Second // Triton's clients wait for a minute
 
 func (s *server) load(w http.ResponseWriter, r *http.Request) error {
-	return s.loadModel(r.Context(), r.PathValue("model"), func() (map[string]any, error) {
+	return s.loadModel(r.Context(), r.PathValue("name"), func() (map[string]any, error) {
 		var body struct {
 			Parameters map[string]any `json:"parameters"`
 		}
@@ -45,16 +45,12 @@ func (s *server) loadModel(ctx context.Context, name string, read func() (map[st
 	return s.order(ctx, "load", name, control.LoadPath, order)
 }
 
-func (s *server) unload(_ http.ResponseWriter, r *http.Request) error {
-	return s.unloadModel(r.Context(), r.PathValue("model"))
-}
-
-// unloadModel removes a function.
-func (s *server) unloadModel(ctx context.Context, name string) error {
+// unload removes a function.
+func (s *server) unload(ctx context.Context, name, _ string) (any, error) {
 	if err := s.permitLoad(ctx, name); err != nil {
-		return err
+		return nil, err
 	}
-	return s.order(ctx, "unload", name, control.RemovePath, control.NameOrder{Name: name})
+	return nil, s.order(ctx, "unload", name, control.RemovePath, control.NameOrder{Name: name})
 }
 
 // permitLoad returns an error if a request must not load and unload a function.

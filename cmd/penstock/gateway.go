@@ -74,7 +74,8 @@ Protocol, and photos as they are (docs/http.md). penstock up starts it.`,
 				streams = append(streams, stream.Spec(s))
 			}
 			return gateway.Run(cmd.Context(), gateway.Options{
-				Streams: streams, Publish: c.Publish, ZeroMQ: c.ZeroMQ, Address: c.Gateway.Address, Dir: c.RuntimeDir, Keys: c.Gateway.Keys, TLS: c.Gateway.TLS, Load: c.Gateway.Load, Version: version, Log: log,
+				Streams: streams, Publish: c.Publish, ZeroMQ: c.ZeroMQ, Address: c.Gateway.Address, Dir: c.RuntimeDir, Keys: c.Gateway.Keys, TLS: c.Gateway.TLS,
+				Load: c.Gateway.Load, SharedMemory: c.Gateway.SharedMemory, Version: version, Log: log,
 			}, nil)
 		},
 	}

@@ -62,7 +62,7 @@ func FuzzDecodeMessage(f *testing.F) {
 		if proto.Unmarshal(body, &m) != nil {
 			return
 		}
-		r, err := DecodeMessage(&m, &two)
+		r, err := DecodeMessage(&m, &two, nil)
 		if err != nil || r.Fill(make([]byte, r.Needed)) != nil {
 			return
 		}

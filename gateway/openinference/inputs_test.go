@@ -22,7 +22,7 @@ var two = models.Card{Inputs: []models.Tensor{{Name: "v", Type: models.F16, Shap
 
 // decoded returns a request with its payloads.
 func decoded(body []byte, headerLength string, card *models.Card) (*Request, error) {
-	r, err := DecodeRequest(body, headerLength, card)
+	r, err := DecodeRequest(body, headerLength, card, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func TestSmallElements(t *testing.T) {
 		body := fmt.Appendf(nil, c.list, strings.Repeat(c.element+",", 1_000_000)+c.element)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		_, err := DecodeRequest(body, "", &two)
+		_, err := DecodeRequest(body, "", &two, nil)
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; err == nil || !strings.Contains(err.Error(), c.want) || took > uint64(len(body)) {
 			t.Errorf("%s of %s: %v, want %s; took %d bytes for %d", c.list, c.element, err, c.want, took, len(body))

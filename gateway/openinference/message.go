@@ -3,6 +3,7 @@ package openinference
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/penstock/penstock/gateway/openinference/inference"
@@ -10,7 +11,7 @@ import (
 )
 
 // DecodeMessage is DecodeRequest for a message of gRPC. Payloads may share the message's memory.
-func DecodeMessage(m *inference.ModelInferRequest, card *models.Card) (*Request, error) {
+func DecodeMessage(m *inference.ModelInferRequest, card *models.Card, regions Regions) (*Request, error) {
 	q := requestJSON{ID: m.Id}
 	if max(len(m.Inputs), len(m.Outputs)) > maxTensors {
 		return nil, fmt.Errorf("message has %d inputs and %d outputs, want at most %d of each", len(m.Inputs), len(m.Outputs), maxTensors)
@@ -25,33 +26,40 @@ func DecodeMessage(m *inference.ModelInferRequest, card *models.Card) (*Request,
 		}
 		q.Outputs[i] = out
 	}
-	raw := m.RawInputContents
-	if len(raw) > 0 && len(raw) != len(m.Inputs) {
-		return nil, fmt.Errorf("message has %d raw_input_contents, want one for each of its %d inputs", len(raw), len(m.Inputs))
-	}
+	raw, inMessage := m.RawInputContents, 0
 	for i, t := range m.Inputs {
 		in := &inputJSON{Name: t.Name, Shape: t.Shape, Datatype: t.Datatype}
-		switch {
-		case len(raw) > 0 && t.Contents != nil:
-			return nil, fmt.Errorf("input %q: has both contents and raw_input_contents, want one", t.Name)
+		err := in.Parameters.set(t.Parameters)
+		switch elsewhere := in.Parameters.Region != ""; {
+		case err != nil:
+		case (len(raw) > 0 || elsewhere) && t.Contents != nil:
+			err = errors.New("has both contents and raw_input_contents or a region, want one")
+		case elsewhere:
 		case len(raw) > 0:
-			in.raw = raw[i]
+			in.raw = raw[min(inMessage, len(raw)-1)]
+			inMessage++
 		default:
-			var err error
-			if in.raw, err = elements(t.Contents, t.Datatype); err != nil {
-				return nil, fmt.Errorf("input %q: %w", t.Name, err)
-			}
+			in.raw, err = elements(t.Contents, t.Datatype)
 		}
-		if in.raw == nil {
+		if err != nil {
+			return nil, fmt.Errorf("input %q: %w", t.Name, err)
+		}
+		if in.raw == nil && in.Parameters.Region == "" {
 			in.raw = []byte{} // empty, but no JSON
 		}
 		q.Inputs[i] = in
 	}
-	return newRequest(&q, nil, card)
+	if len(raw) > 0 && len(raw) != inMessage {
+		return nil, fmt.Errorf("message has %d raw_input_contents, want one for each of its %d inputs", len(raw), inMessage)
+	}
+	return newRequest(&q, nil, card, regions)
 }
 
 // set reads the parameters of a message. Unknown ones are ignored.
 func (p *parameters) set(from map[string]*inference.InferParameter) error {
+	if len(from) == 0 {
+		return nil
+	}
 	values := map[string]any{}
 	for name, v := range from {
 		switch v := v.GetParameterChoice().(type) {
@@ -132,15 +140,30 @@ func narrow[To int8 | int16 | uint8 | uint16, From int32 | uint32](values []From
 func EncodeMessage(r *Request, name, version string, parameters map[string]int64, outputs []Tensor) (*inference.ModelInferResponse, error) {
 	m := &inference.ModelInferResponse{ModelName: name, ModelVersion: version, Id: r.ID, Parameters: map[string]*inference.InferParameter{}}
 	for key, v := range parameters {
-		m.Parameters[key] = &inference.InferParameter{ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: v}}
+		m.Parameters[key] = number(v)
 	}
 	for _, w := range r.wanted(outputs) {
 		t, err := r.output(outputs, &w)
 		if err != nil {
 			return nil, err
 		}
-		m.Outputs = append(m.Outputs, &inference.ModelInferResponse_InferOutputTensor{Name: t.Name, Shape: t.Shape, Datatype: t.datatype()})
-		m.RawOutputContents = append(m.RawOutputContents, t.appendBinary(nil))
+		out := &inference.ModelInferResponse_InferOutputTensor{Name: t.Name, Shape: t.Shape, Datatype: t.datatype()}
+		raw := t.appendBinary(nil)
+		if w.Region != "" {
+			if err := r.store(&w, raw); err != nil {
+				return nil, err
+			}
+			out.Parameters = map[string]*inference.InferParameter{
+				"shared_memory_region":    {ParameterChoice: &inference.InferParameter_StringParam{StringParam: w.Region}},
+				"shared_memory_byte_size": number(int64(len(raw))),
+			}
+			raw = nil
+		}
+		m.Outputs, m.RawOutputContents = append(m.Outputs, out), append(m.RawOutputContents, raw)
 	}
 	return m, nil
+}
+
+func number(n int64) *inference.InferParameter {
+	return &inference.InferParameter{ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: n}}
 }

@@ -38,7 +38,7 @@ func TestContents(t *testing.T) {
 	} {
 		card := models.Card{Inputs: []models.Tensor{{Name: "x", Type: datatype, Shape: []int64{2}}}}
 		m := &inference.ModelInferRequest{Inputs: []*inference.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: datatypes[datatype], Shape: []int64{1, 2}, Contents: c.contents}}}
-		r, err := DecodeMessage(m, &card)
+		r, err := DecodeMessage(m, &card, nil)
 		must.OK(t, err)
 		want, err := binary.Append(nil, binary.LittleEndian, c.want)
 		must.OK(t, err)
@@ -47,7 +47,7 @@ func TestContents(t *testing.T) {
 		}
 		if c.wrong != nil {
 			m.Inputs[0].Contents = c.wrong
-			if _, err := DecodeMessage(m, &card); err == nil || err.Error() != c.err {
+			if _, err := DecodeMessage(m, &card, nil); err == nil || err.Error() != c.err {
 				t.Errorf("%s: %v, want %s", datatype, err, c.err)
 			}
 		}
@@ -73,7 +73,7 @@ func TestMessage(t *testing.T) {
 			"classification": {ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: 3}},
 		}}},
 	}
-	r, err := DecodeMessage(m, &two)
+	r, err := DecodeMessage(m, &two, nil)
 	must.OK(t, err)
 	memory := make([]byte, r.Needed)
 	must.OK(t, r.Fill(memory))
@@ -83,13 +83,13 @@ func TestMessage(t *testing.T) {
 
 	for want, change := range map[string]func(){
 		"message has 1 raw_input_contents, want one for each of its 2 inputs":                    func() { m.RawInputContents = m.RawInputContents[:1] },
-		`input "s": has both contents and raw_input_contents, want one`:                          func() { m.Inputs[0].Contents = &inference.InferTensorContents{} },
+		`input "s": has both contents and raw_input_contents or a region, want one`:              func() { m.Inputs[0].Contents = &inference.InferTensorContents{} },
 		`parameter sequence_id is true, want a text or a number of at most 256 bytes`:            func() { m.Parameters["sequence_id"] = m.Parameters["sequence_start"] },
 		`read parameters: json: invalid number literal, trying to unmarshal "\"x\"" into Number`: func() { m.Parameters["timeout"] = text("x") },
 	} {
 		saved := [3]any{m.RawInputContents, m.Inputs[0].Contents, m.Parameters["sequence_id"]}
 		change()
-		if _, err := DecodeMessage(m, &two); err == nil || err.Error() != want {
+		if _, err := DecodeMessage(m, &two, nil); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 		m.RawInputContents, m.Inputs[0].Contents, m.Parameters["sequence_id"] = saved[0].([][]byte), saved[1].(*inference.InferTensorContents), saved[2].(*inference.InferParameter)

@@ -52,8 +52,19 @@ type Request struct {
 	// outputs are the wanted outputs in order; empty means all.
 	outputs []outputWanted
 	// binary applies to outputs that do not say it.
-	binary bool
-	labels []string // of the model's classes
+	binary  bool
+	labels  []string // of the model's classes
+	regions Regions
+}
+
+// Regions reads a part of a client's shared memory, or writes it if there is something to write.
+type Regions func(region string, offset, size uint64, write []byte) (read []byte, err error)
+
+// part is the place of a tensor in shared memory, by the extension's parameters.
+type part struct {
+	Region string `json:"shared_memory_region"` // empty: the tensor is in the message
+	Offset uint64 `json:"shared_memory_offset,omitempty"`
+	Size   uint64 `json:"shared_memory_byte_size"`
 }
 
 type outputWanted struct {
@@ -61,6 +72,7 @@ type outputWanted struct {
 	binary bool
 	// classes is the number of best classes that the output has in place of its values; 0: it has those.
 	classes int
+	part
 }
 
 // The JSON of a request. Unknown members are ignored, as the protocol asks.
@@ -80,7 +92,7 @@ type (
 		Data       json.RawMessage `json:"data"`
 
 		images int
-		raw    []byte // binary data; set before check by messages of gRPC
+		raw    []byte // binary data; set before check by messages of gRPC and regions
 	}
 	outputJSON struct {
 		Name       string     `json:"name"`
@@ -96,6 +108,7 @@ type (
 		BinaryData       *bool           `json:"binary_data"`
 		BinaryDataOutput *bool           `json:"binary_data_output"`
 		Classification   int             `json:"classification"`
+		part
 	}
 )
 
@@ -126,7 +139,7 @@ const DecodeBytes = 3
 
 // DecodeRequest decodes the body of an infer call. headerLength is the value of HeaderLength,
 // empty without the binary extension. The errors say what is wrong and what would be right.
-func DecodeRequest(body []byte, headerLength string, card *models.Card) (*Request, error) {
+func DecodeRequest(body []byte, headerLength string, card *models.Card, regions Regions) (*Request, error) {
 	text, raw := body, []byte(nil)
 	if headerLength != "" {
 		n, err := strconv.ParseUint(headerLength, 10, 32)
@@ -140,16 +153,16 @@ func DecodeRequest(body []byte, headerLength string, card *models.Card) (*Reques
 		return nil, fmt.Errorf("read JSON of request: %w", err)
 	}
 
-	return newRequest(&q, raw, card)
+	return newRequest(&q, raw, card, regions)
 }
 
 // newRequest checks a message. raw are the binary data of all inputs that have binary_data_size.
-func newRequest(q *requestJSON, raw []byte, card *models.Card) (r *Request, err error) {
+func newRequest(q *requestJSON, raw []byte, card *models.Card, regions Regions) (r *Request, err error) {
 	if q.Inputs[maxTensors] != nil || q.Outputs[maxTensors] != nil {
 		return nil, fmt.Errorf("message has more than %d inputs or outputs, want at most as many", maxTensors)
 	}
 	sent := slices.DeleteFunc(q.Inputs[:], func(t *inputJSON) bool { return t == nil })
-	r = &Request{ID: q.ID, labels: card.Labels, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
+	r = &Request{ID: q.ID, regions: regions, labels: card.Labels, binary: q.Parameters.BinaryDataOutput != nil && *q.Parameters.BinaryDataOutput}
 	if q.Parameters.Timeout != nil {
 		micros, err := strconv.ParseInt(q.Parameters.Timeout.String(), 10, 64)
 		if err != nil || micros < 0 || micros > math.MaxInt64/int64(time.Microsecond) {
@@ -168,7 +181,7 @@ func newRequest(q *requestJSON, raw []byte, card *models.Card) (r *Request, err 
 		if o == nil {
 			continue
 		}
-		wanted := outputWanted{name: o.Name, binary: r.binary, classes: o.Parameters.Classification}
+		wanted := outputWanted{name: o.Name, binary: r.binary, classes: o.Parameters.Classification, part: o.Parameters.part}
 		if slices.ContainsFunc(r.outputs, func(other outputWanted) bool { return other.name == o.Name }) {
 			return nil, fmt.Errorf("output %q is there twice, want it once", o.Name)
 		}
@@ -181,6 +194,18 @@ func newRequest(q *requestJSON, raw []byte, card *models.Card) (r *Request, err 
 		r.outputs = append(r.outputs, wanted)
 	}
 
+	for _, t := range sent {
+		p := &t.Parameters
+		if p.Region == "" {
+			continue
+		}
+		if t.raw != nil || len(t.Data) > 0 || p.BinaryDataSize != nil {
+			return nil, fmt.Errorf("input %q: has both data and shared_memory_region, want one", t.Name)
+		}
+		if t.raw, err = regions(p.Region, p.Offset, p.Size, nil); err != nil {
+			return nil, fmt.Errorf("input %q: %w", t.Name, err)
+		}
+	}
 	want := inputs(card)
 	if len(card.Inputs) == 0 && len(sent) == 1 && sent[0].Name == want[0].Name && sent[0].Datatype == "BYTES" {
 		r.Photos = true

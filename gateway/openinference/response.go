@@ -222,11 +222,11 @@ type (
 		Outputs      []tensorJSON     `json:"outputs"`
 	}
 	tensorJSON struct {
-		Name       string           `json:"name"`
-		Shape      []int64          `json:"shape"`
-		Datatype   string           `json:"datatype"`
-		Parameters map[string]int64 `json:"parameters,omitempty"`
-		Data       any              `json:"data,omitempty"`
+		Name       string  `json:"name"`
+		Shape      []int64 `json:"shape"`
+		Datatype   string  `json:"datatype"`
+		Parameters any     `json:"parameters,omitempty"`
+		Data       any     `json:"data,omitempty"`
 	}
 )
 
@@ -241,7 +241,13 @@ func EncodeResponse(r *Request, name, version string, parameters map[string]int6
 			return nil, 0, err
 		}
 		out := tensorJSON{Name: t.Name, Shape: t.Shape, Datatype: t.datatype()}
-		if w.binary {
+		if w.Region != "" {
+			data := t.appendBinary(nil)
+			if err := r.store(&w, data); err != nil {
+				return nil, 0, err
+			}
+			out.Parameters = part{Region: w.Region, Size: uint64(len(data))}
+		} else if w.binary {
 			before := len(raw)
 			raw = t.appendBinary(raw)
 			out.Parameters = map[string]int64{"binary_data_size": int64(len(raw) - before)}
@@ -258,6 +264,15 @@ func EncodeResponse(r *Request, name, version string, parameters map[string]int6
 		return body, 0, nil
 	}
 	return append(body, raw...), len(body), nil
+}
+
+// store writes an output to its region.
+func (r *Request) store(w *outputWanted, data []byte) error {
+	if uint64(len(data)) > w.Size {
+		return &ErrOutput{fmt.Sprintf("output %q has %d bytes, its shared_memory_byte_size is %d", w.name, len(data), w.Size)}
+	}
+	_, err := r.regions(w.Region, w.Offset, uint64(len(data)), data)
+	return err
 }
 
 // wanted returns the outputs that a response has, in order.
