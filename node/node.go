@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -37,6 +38,8 @@ type Options struct {
 	HTTP netip.AddrPort
 	// Gateway is the address of HTTP inference. The zero value starts no gateway.
 	Gateway netip.AddrPort
+	// GatewayOptions are more keys of its configuration, like "load: true".
+	GatewayOptions []string
 	// Args are more arguments for `penstock up`.
 	Args []string
 	// Environment is added to this process's own, as NAME=value.
@@ -125,7 +128,8 @@ func (n *Node) writeConfig(o Options) error {
 	n.Config = filepath.Join(n.Dir, "config.yaml")
 	gateway := "off"
 	if o.Gateway.IsValid() {
-		gateway = fmt.Sprintf("{address: %q}", o.Gateway)
+		keys := append([]string{fmt.Sprintf("address: %q", o.Gateway)}, o.GatewayOptions...)
+		gateway = "{" + strings.Join(keys, ", ") + "}"
 	}
 	text := fmt.Sprintf("http: %s\ngateway: %s\n%s", n.HTTP, gateway, o.Config)
 	if err := os.WriteFile(n.Config, []byte(text), 0o600); err != nil {

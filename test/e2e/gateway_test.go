@@ -32,7 +32,10 @@ import (
 func startWithGateway(t testing.TB, more ...string) (nd *node.Node, url string) {
 	t.Helper()
 	address := freePort(t)
-	nd = startWith(t, node.Options{Config: "functions:\n  - {name: face, port: 0, slo: 5s}\n  - {name: fashion, port: 0, slo: 5s}\n" + strings.Join(more, ""), Gateway: address})
+	nd = startWith(t, node.Options{
+		Config:  "functions:\n  - {name: face, port: 0, slo: 5s}\n  - {name: fashion, port: 0, slo: 5s}\n" + strings.Join(more, ""),
+		Gateway: address, GatewayOptions: []string{"load: true", "shared_memory: true"},
+	})
 	url = "http://" + address.String()
 	wait.For(t, "the gateway to be ready", func() bool { return gatewayReady(url, "face") })
 	return nd, url
@@ -189,6 +192,15 @@ func TestTritonGRPC(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "picture")
 	must.OK(t, os.WriteFile(file, pixels, 0o600))
 	triton(t, "grpcclient.py", url, "face", file)
+}
+
+// Triton's clients of HTTP and gRPC use the extensions of the protocol: pictures as BYTES, classification, compression, shared memory
+// and the repository.
+func TestTritonExtensions(t *testing.T) {
+	_, url := startWithGateway(t)
+	file := filepath.Join(t.TempDir(), "astronaut.jpg")
+	must.OK(t, os.WriteFile(file, photoOf(t), 0o600))
+	triton(t, "extensions.py", url, file)
 }
 
 // Triton's client names the inputs of a model, in any order: y = x * k * sr, with sr a constant.
