@@ -21,6 +21,10 @@ const (
 	FormatI420  PictureFormat = 5 // 4:2:0: all Y, all U, all V
 	FormatUYVY  PictureFormat = 6 // 4:2:2
 	FormatYUYV  PictureFormat = 7 // 4:2:2
+	// RFC 4175's: 4:2:2 and RGB of 10 bits without gaps, the highest bits first; and 4:2:0, four Y of two rows, U, V.
+	FormatUYVY10 PictureFormat = 8
+	FormatYYYYUV PictureFormat = 9
+	FormatRGB10  PictureFormat = 10
 
 	FormatGrey8        PictureFormat = 16
 	FormatGrey10       PictureFormat = 17
@@ -82,6 +86,9 @@ var layouts = func() (all [256]PictureLayout) {
 	all[FormatI420] = PictureLayout{Name: "i420", Samples: 1, Bits: 8, EvenWidth: true, EvenHeight: true}
 	all[FormatUYVY] = PictureLayout{Name: "uyvy", Samples: 2, Bits: 8, EvenWidth: true}
 	all[FormatYUYV] = PictureLayout{Name: "yuyv", Samples: 2, Bits: 8, EvenWidth: true}
+	all[FormatUYVY10] = PictureLayout{Name: "uyvy10", Samples: 2, Bits: 10, Packing: Tight, EvenWidth: true}
+	all[FormatRGB10] = PictureLayout{Name: "rgb10", Samples: 3, Bits: 10, Packing: Tight}
+	all[FormatYYYYUV] = PictureLayout{Name: "yyyyuv", Samples: 3, Bits: 8, EvenWidth: true, EvenHeight: true}
 	depths := []struct {
 		suffix  string
 		bits    int
@@ -134,7 +141,7 @@ type Picture struct {
 	Format        PictureFormat
 	Width, Height int
 	// Stride is the number of bytes from one row to the next; 0 means RowBytes. Rows of the planes U and V of I420 have half of it.
-	// It is at most MaxStride.
+	// YYYYUV has two rows in one. It is at most MaxStride.
 	Stride  int
 	Colours Colours
 }
@@ -185,8 +192,11 @@ func (p Picture) Bytes() (int, error) {
 		return 0, fmt.Errorf("picture has format %d, which is unknown", uint8(p.Format))
 	}
 	row, rows := p.RowBytes(), p.Height
-	if p.Format == FormatNV12 || p.Format == FormatI420 {
+	switch p.Format {
+	case FormatNV12, FormatI420:
 		rows = rows * 3 / 2
+	case FormatYYYYUV:
+		rows /= 2
 	}
 	switch {
 	case p.Width < 1 || p.Height < 1:

@@ -13,7 +13,7 @@ const (
 	levelBits = 8
 )
 
-// rows are the bytes of a row's pixels. Of 4:2:0 u and v are the rows of the colours; of Bayer above and below are the
+// rows are the bytes of a row's pixels. Of NV12 and I420 u and v are the rows of the colours; of Bayer above and below are the
 // rows next to it, and all three have samples.
 type rows struct {
 	bytes, u, v []byte
@@ -40,6 +40,12 @@ func newReader(picture wire.Picture, l wire.PictureLayout, background [3]uint8, 
 	case wire.FormatUYVY, wire.FormatYUYV:
 		p, first := newParts(picture.Colours), int(picture.Format-wire.FormatUYVY)
 		return func(to []uint64, at []int32, r *rows) { p.readPairs(to, at, r.bytes, 1-first, first) }, 0
+	case wire.FormatRGB10:
+		return readRGB10, 0
+	case wire.FormatUYVY10:
+		return newParts(picture.Colours).readUYVY10, 0
+	case wire.FormatYYYYUV:
+		return newParts(picture.Colours).readYYYYUV, 0
 	case wire.FormatGrey8:
 		return readGrey8, 0
 	}
@@ -175,6 +181,40 @@ func (p *parts) readPairs(to []uint64, at []int32, row []byte, y, u int) {
 	for i, x := range at {
 		pair := row[2*int(x&^1):][:4]
 		to[i] = clamped(p.light[pair[(y+2*int(x&1))&3]] + p.blue[pair[u&3]] + p.red[pair[(u+2)&3]])
+	}
+}
+
+// highByte returns the high 8 bits of a sample of 10 that begins at a bit of a row.
+func highByte(row []byte, bit int32) byte {
+	v, shift := row[bit/8], bit%8
+	if shift != 0 {
+		v = v<<shift | row[bit/8+1]>>(8-shift)
+	}
+	return v
+}
+
+func readRGB10(to []uint64, at []int32, r *rows) {
+	for i, x := range at {
+		red, green, blue := highByte(r.bytes, 30*x), highByte(r.bytes, 30*x+10), highByte(r.bytes, 30*x+20)
+		to[i] = fields(int(red), int(green), int(blue))
+	}
+}
+
+func (p *parts) readUYVY10(to []uint64, at []int32, r *rows) {
+	for i, x := range at {
+		pair := x / 2 * 40
+		to[i] = clamped(p.light[highByte(r.bytes, 20*x+10)] + p.blue[highByte(r.bytes, pair)] + p.red[highByte(r.bytes, pair+20)])
+	}
+}
+
+func (p *parts) readYYYYUV(to []uint64, at []int32, r *rows) {
+	first := int32(0)
+	if r.odd {
+		first = 2
+	}
+	for i, x := range at {
+		four := r.bytes[x/2*6:][:6]
+		to[i] = clamped(p.light[four[first+x&1]] + p.blue[four[4]] + p.red[four[5]])
 	}
 }
 

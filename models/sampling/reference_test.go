@@ -34,17 +34,25 @@ func sample(l wire.PictureLayout, row []byte, i int) float64 {
 	return float64(v)
 }
 
+// high returns the high 8 bits of sample i of 10 bits, the highest first.
+func high(row []byte, i int) (v byte) {
+	for bit := 10 * i; bit < 10*i+8; bit++ {
+		v = v<<1 | row[bit/8]>>(7-bit%8)&1
+	}
+	return v
+}
+
 // naive returns the levels of red, green and blue of a pixel, by the formats' definitions.
 func naive(p wire.Picture, data []byte, x, y int, in models.Input) [3]float64 {
 	l, _ := p.Format.Layout()
 	stride, height := p.Stride, p.Height
-	row := data[y*stride:]
-	high := float64(int(1)<<l.Bits - 1)
+	row := data[min(y*stride, len(data)):] // of YYYYUV it is another one
+	most := float64(int(1)<<l.Bits - 1)
 	low := 0.0
 	if l.Bits > 8 && in.Range[1] > 0 {
-		low, high = float64(in.Range[0]), float64(in.Range[1])
+		low, most = float64(in.Range[0]), float64(in.Range[1])
 	}
-	level := func(v float64) float64 { return min(max((v-low)*255/(high-low), 0), 255) }
+	level := func(v float64) float64 { return min(max((v-low)*255/(most-low), 0), 255) }
 	yuv := func(y, u, v byte) [3]float64 {
 		// Y is 219 steps (255 of full range) of light, U and V are 112 (127.5) times how blue and red exceed it, over their largest
 		// possible excess (ITU-R BT.709, 3.2 and 3.4).
@@ -89,6 +97,13 @@ func naive(p wire.Picture, data []byte, x, y int, in models.Input) [3]float64 {
 	case wire.FormatYUYV:
 		pair := row[x/2*4:]
 		return yuv(pair[x%2*2], pair[1], pair[3])
+	case wire.FormatRGB10:
+		return [3]float64{float64(high(row, 3*x)), float64(high(row, 3*x+1)), float64(high(row, 3*x+2))}
+	case wire.FormatUYVY10:
+		return yuv(high(row, x/2*4+1+x%2*2), high(row, x/2*4), high(row, x/2*4+2))
+	case wire.FormatYYYYUV:
+		four := data[y/2*stride+x/2*6:]
+		return yuv(four[y%2*2+x%2], four[4], four[5])
 	}
 	at := func(x, y int) float64 { return sample(l, data[y*stride:], x) }
 	if !l.Bayer {

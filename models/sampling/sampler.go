@@ -208,7 +208,7 @@ func (p *plan) set(s *Sampler, picture wire.Picture, region Region) error {
 			p.sampled[i].planes[c] = make([]float32, width)
 		}
 	}
-	if p.layout.Bayer || p.layout.Bits > levelBits {
+	if picture.Format > wire.FormatGrey8 {
 		for i := range p.samples {
 			p.samples[i].samples = make([]uint16, picture.Width)
 		}
@@ -300,8 +300,11 @@ func (p *plan) fetch(y int) (r rows) {
 		}
 		r.odd = y%2 != 0
 		return r
-	case p.layout.Bits > 8:
+	case p.picture.Format > wire.FormatGrey8:
 		r.samples[1] = p.unpacked(y, stride, row)
+		return r
+	case p.picture.Format == wire.FormatYYYYUV:
+		r.bytes, r.odd = p.from.Bytes(0, y/2*stride, row), y%2 != 0
 		return r
 	}
 	r.bytes = p.from.Bytes(0, y*stride, row)

@@ -72,6 +72,7 @@ def pointed(n: int) -> np.dtype[Any]:
 
 def _formats() -> dict[str, tuple[int, int]]:
     formats = {"rgb8": (1, 24), "bgr8": (2, 24), "rgba8": (3, 32), "nv12": (4, 8), "i420": (5, 8), "uyvy": (6, 16), "yuyv": (7, 16)}
+    formats |= {"uyvy10": (8, 20), "yyyyuv": (9, 24), "rgb10": (10, 30)}
     depths = {"8": 8, "10": 16, "10p": 10, "10packed": 12, "12": 16, "12p": 12, "12packed": 12}
     for i, (depth, bits) in enumerate(depths.items()):
         formats["grey" + depth] = 16 + i, bits
@@ -84,8 +85,8 @@ def _formats() -> dict[str, tuple[int, int]]:
 FORMATS = _formats()
 # The matrix of Y, U and V, and the range of their samples, by name.
 COLOURS = {"bt601": 0, "bt709": 1, "bt2020": 2, "bt601-full": 4, "bt709-full": 5, "bt2020-full": 6}
-# Formats with rows of two more planes.
-PLANAR = ("nv12", "i420")
+# Rows of bytes per two rows of pixels, of formats with 4:2:0.
+HALVES = {"nv12": 3, "i420": 3, "yyyyuv": 1}
 
 
 class Picture(NamedTuple):
@@ -108,15 +109,15 @@ class Picture(NamedTuple):
         if not (1 <= self.width <= 0xFFFF and 1 <= self.height <= 0xFFFF):
             raise ValueError(f"{text}: want 1 to 65535 pixels on each side")
         bayer = self.format.startswith("bayer")
-        both = bayer or self.format in PLANAR
-        if self.width % 2 and (both or self.format in ("uyvy", "yuyv")) or self.height % 2 and both:
+        both = bayer or self.format in HALVES
+        if self.width % 2 and (both or self.format in ("uyvy", "yuyv", "uyvy10")) or self.height % 2 and both:
             raise ValueError(f"{text}: want an even {'width and height' if both else 'width'}")
         if bayer and min(self.width, self.height) < 4:
             raise ValueError(f"{text}: want at least 4 x 4 pixels")
         row = -(-self.width * FORMATS[self.format][1] // 8)
         if self.stride and (not row <= self.stride < 1 << 24 or self.format == "i420" and self.stride % 2):
             raise ValueError(f"{text}: stride is {self.stride} bytes; want the {row} of a row to 16777215, and for i420 an even number")
-        size = (self.stride or row) * (self.height * 3 // 2 if self.format in PLANAR else self.height)
+        size = (self.stride or row) * (self.height * HALVES.get(self.format, 2) // 2)
         if size != total:
             raise ValueError(f"{text} has {size} bytes; the array has {total}")
 

@@ -706,13 +706,13 @@ def _shape_of(picture: Array, name: str) -> _wire.Picture:
     if name not in _wire.FORMATS:
         return _wire.Picture(name, 0, 0)
     bits = _wire.FORMATS[name][1]
-    channels = max(bits // (8 * picture.dtype.itemsize), 1)
+    channels = max(bits // (8 * picture.dtype.itemsize), 1) if bits % 8 == 0 else 1
     typed = picture.dtype == np.uint8 or (picture.dtype == np.dtype("<u2") and bits == 16)
     if not typed or picture.ndim < 2 or math.prod(picture.shape[2:]) != channels:
-        lines = "height * 3 / 2" if name in _wire.PLANAR else "height"
+        lines = f"height * {_wire.HALVES[name]} / 2" if name in _wire.HALVES else "height"
         columns = "width" if bits % 8 == 0 else "bytes of a row"
         each = f", {bits // 8}" if bits in (24, 32) or name in ("uyvy", "yuyv") else ""
         want = f"{'uint16' if bits == 16 and not each else 'uint8'} of shape [{lines}, {columns}{each}]"
         raise ValueError(f"picture of {name} has an array of {picture.dtype} and shape {list(picture.shape)}: want {want}")
-    rows = len(picture) * 2 // 3 if name in _wire.PLANAR else len(picture)
+    rows = len(picture) * 2 // _wire.HALVES.get(name, 2)
     return _wire.Picture(name, picture.nbytes // len(picture) * 8 // bits, rows)

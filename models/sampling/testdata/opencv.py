@@ -11,6 +11,10 @@ BAYER = {"rg": cv2.COLOR_BayerBG2RGB, "gr": cv2.COLOR_BayerGB2RGB, "gb": cv2.COL
 
 def rgb(data, form, width, height):
     """The picture in levels of 0 to 255, as f32 unless it has 8 bits."""
+    if form == "yyyyuv":  # as nv12
+        groups = data.reshape(height // 2, width // 2, 6)
+        light = groups[:, :, :4].reshape(height // 2, width // 2, 2, 2).transpose(0, 2, 1, 3)
+        data, form = np.concatenate([light.reshape(-1), groups[:, :, 4:].reshape(-1)]), "nv12"
     if form in ("nv12", "i420"):
         code = cv2.COLOR_YUV2RGB_NV12 if form == "nv12" else cv2.COLOR_YUV2RGB_I420
         return cv2.cvtColor(data.reshape(height * 3 // 2, width), code)

@@ -179,7 +179,7 @@ struct picture {
 	uint64_t at;
 	struct axis across, down;
 	uint32_t plane[3], row, colour_row;
-	uint8_t pixel, colour, half, kind, pitch, bits, high_first, order;
+	uint8_t pair, colour, half, kind, pitch, bits, high_first, order;
 	uint16_t low, image;
 	float scale;
 	uint32_t colours;
@@ -195,14 +195,32 @@ struct sampling {
 
 static const uint8_t *bytes_at(const struct picture *p, uint64_t place) { return (const uint8_t *)(uintptr_t)(p->at + place); }
 
+// place_of is the bit of the picture at which sample c of a pixel begins: Y or red, then the others.
+static uint64_t place_of(const struct picture *p, uint32_t x, uint32_t y, int c) {
+	uint64_t row = c ? (uint64_t)(y >> p->half / 2 % 2) * p->colour_row : (uint64_t)(y >> p->half / 4) * p->row;
+	if (c)
+		return p->plane[c] + 8 * row + (x >> p->half % 2) * p->colour;
+	return p->plane[0] + 8 * row + x / 2 * p->pair + x % 2 * p->pitch + y % 2 * (p->half / 4 * 16);
+}
+
+// high_byte is the 8 bits from there on.
+static int high_byte(const struct picture *p, uint64_t bit) {
+	int v = 0;
+	for (uint64_t end = bit + 8; bit < end; bit++)
+		v = v << 1 | (*bytes_at(p, bit / 8) >> (7 - bit % 8) & 1);
+	return v;
+}
+
 // row_reach reports whether the kernel may read row y of a picture.
 static int row_reach(const struct picture *p, uint32_t y) {
 	uint32_t width = p->across.limit;
 	if (p->kind >= GREY)
 		return fake_reach(bytes_at(p, (uint64_t)y * p->row), p->high_first ? (width * 3 + 1) / 2 : (width * p->pitch + 7) / 8, 0);
-	int reach = fake_reach(bytes_at(p, (uint64_t)y * p->row), width * p->pixel, 0);
-	for (int c = 1; c < 3; c++)
-		reach = reach && fake_reach(bytes_at(p, p->plane[c] + (uint64_t)(y >> p->half / 2) * p->colour_row), ((width - 1) >> p->half % 2) * p->colour + 1, 0);
+	int reach = 1;
+	for (int c = 0; c < 3; c++) {
+		uint64_t first = place_of(p, 0, y, c) / 8, last = (place_of(p, width - 1, y, c) + 7) / 8 + (p->kind == RGBA && c == 0 ? 3 : 0);
+		reach = reach && fake_reach(bytes_at(p, first), last - first + 1, 0);
+	}
 	return reach;
 }
 
@@ -247,9 +265,9 @@ static void colours_of(const struct sampling *b, const struct picture *p, uint32
 			rgb[c] = level(((double)(p->kind == BAYER ? bayer(p, x, y, c) : sample_of(p, x, y)) - p->low) * p->scale);
 		return;
 	}
-	const uint8_t *first = bytes_at(p, (uint64_t)y * p->row + x * p->pixel);
-	const uint8_t *others = bytes_at(p, (uint64_t)(y >> p->half / 2) * p->colour_row + (x >> p->half % 2) * p->colour);
-	int v[3] = {first[p->plane[0]], others[p->plane[1]], others[p->plane[2]]};
+	int v[3];
+	for (int c = 0; c < 3; c++)
+		v[c] = high_byte(p, place_of(p, x, y, c));
 	if (p->kind == YUV) { // in 1024ths of a level, as in models/sampling
 		__typeof__(b->matrix[0]) m = b->matrix[p->colours];
 		int light = (int)floor((v[0] < p->low ? 0 : v[0] - p->low) * m.light / 1024.0) + 512, blue = v[1] - 128, red = v[2] - 128;
@@ -258,7 +276,7 @@ static void colours_of(const struct sampling *b, const struct picture *p, uint32
 		rgb[2] = level(floor((light + floor(m.blue_of_u * blue / 1024.0)) / 1024));
 		return;
 	}
-	double alpha = p->kind == RGBA ? first[3] / 255.0 : 1;
+	double alpha = p->kind == RGBA ? high_byte(p, place_of(p, x, y, 0) + 24) / 255.0 : 1;
 	for (int c = 0; c < 3; c++)
 		rgb[c] = alpha * v[c] + (1 - alpha) * b->background[c];
 }
