@@ -15,9 +15,12 @@ func TestCameras(t *testing.T) {
 		", format: rfc4175":      {Format: FormatRFC4175},
 		", format: rfc4175-bgr":  {Format: FormatRFC4175BGR},
 		", format: rfc4175-uyvy": {Format: FormatRFC4175UYVY},
-		", format: gvsp, answers_to: 192.0.2.7:9000": {Format: FormatGVSP, AnswersTo: &to},
-		", format: gvsp, allowed: [192.0.2.0/24]":    {Format: FormatGVSP, Allowed: []netip.Prefix{network}},
-		", key: /etc/a.keys":                         {Key: "/etc/a.keys"},
+		", format: rfc4175-uyvy10, colours: bt2020":                   {Format: FormatRFC4175UYVY10, Colours: "bt2020"},
+		", format: rfc4175-yyyyuv":                                    {Format: FormatRFC4175YYYYUV},
+		", format: gvsp, max_picture: 1920x1200, colours: bt601-full": {Format: FormatGVSP, MaxPicture: "1920x1200", Colours: "bt601-full"},
+		", format: gvsp, answers_to: 192.0.2.7:9000":                  {Format: FormatGVSP, AnswersTo: &to},
+		", format: gvsp, allowed: [192.0.2.0/24]":                     {Format: FormatGVSP, Allowed: []netip.Prefix{network}},
+		", key: /etc/a.keys":                                          {Key: "/etc/a.keys"},
 	} {
 		text = "functions: [{name: a, port: 1" + text + "}]"
 		c, err := Decode("f.yaml", []byte(text))
@@ -66,6 +69,10 @@ func TestSenders(t *testing.T) {
 		"key: /etc/a.keys, format: gvsp":         "is for clients, and a camera (format: gvsp) has no key",
 		"allowed: [192.0.2.0/24]":                "is for cameras, and clients can have a key",
 		"format: gvsp, allowed: [192.0.2.7:500]": "want a network like",
+		"colours: bt709":                         "is for cameras that send Y, U and V",
+		"format: rfc4175, colours: bt709":        "is for cameras that send Y, U and V",
+		"format: gvsp, colours: bt709":           "of GigE Vision, with `max_picture`",
+		"format: rfc4175-uyvy, colours: bt470":   "bt470",
 	} {
 		_, err := Decode("f.yaml", []byte("functions: [{name: a, port: 1, "+text+"}]"))
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -337,9 +337,11 @@ type Function struct {
 	// A GPU has two rooms for such pictures, of the size of this one or 32 MiB.
 	MaxPicture PictureSize `yaml:"max_picture,omitempty" pattern:"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$" want:"WIDTHxHEIGHT" example:"1920x1200"`
 	// The packets that arrive at the port: Penstock's protocol if left out, else those of cameras
-	// (docs/cameras.md). gvsp is GigE Vision, rfc4175 uncompressed RGB over RTP. The other two are the
-	// same in BGR and in UYVY.
-	Format Format `yaml:"format,omitempty" oneof:"gvsp|rfc4175|rfc4175-bgr|rfc4175-uyvy" example:"gvsp"`
+	// (docs/cameras.md). gvsp is GigE Vision, rfc4175 uncompressed RGB over RTP. The others are the
+	// same in BGR, in 4:2:2 of 8 or 10 bits, in 4:2:0, and in RGB of 10 bits.
+	Format Format `yaml:"format,omitempty" oneof:"gvsp|rfc4175|rfc4175-bgr|rfc4175-uyvy|rfc4175-uyvy10|rfc4175-yyyyuv|rfc4175-rgb10" example:"gvsp"`
+	// Colours that Y, U and V of a camera's pictures mean: bt601 if left out (docs/cameras.md).
+	Colours string `yaml:"colours,omitempty" oneof:"bt601|bt709|bt2020|bt601-full|bt709-full|bt2020-full" example:"bt709"`
 	// File with the keys of its clients, one in each line: it runs only requests of clients with one of them (docs/security.md).
 	// The file is read again when it changes. All clients may send requests if left out.
 	Key string `yaml:"key,omitempty" want:"a file" example:"/etc/penstock/face.keys"`

@@ -232,6 +232,7 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 		{"receivers", c.receive(f.Receivers)},
 		{"in_flight", inFlightOn(f.InFlight, device)},
 		{"answers_to", f.checkAnswersTo()},
+		{"colours", f.checkColours()},
 		{"key", f.checkKey()},
 		{"allowed", f.checkAllowed()},
 		{"worker", f.workerUnder(c)},

@@ -47,7 +47,7 @@ func (r answerReceiver) next() (wire.Header, wire.Result, []byte) {
 // gvspOptions are the options for a GigE Vision camera with the pictures of datapathtest, 32 x 32 x 3.
 func gvspOptions(to netip.AddrPort) Options {
 	o := testOptions(1)
-	o.Camera, o.AnswersTo = &cameras.Reader{Format: cameras.GVSP, Width: 32, Height: 32, PixelBytes: 3}, to
+	o.Camera, o.AnswersTo = &cameras.Reader{Format: cameras.GVSP, Shape: wire.Picture{Format: wire.FormatRGB8, Width: 32, Height: 32}}, to
 	return o
 }
 

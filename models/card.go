@@ -148,9 +148,6 @@ type Input struct {
 	TensorLayout Layout
 	// BatchAxis is that of the tensor: 0 or NoBatchAxis.
 	BatchAxis int `json:",omitempty"`
-	// UYVY: the picture on the wire is UYVY, 8 bit, in place of three channels of WireType. Cards
-	// never set it; some cameras send it.
-	UYVY bool `json:",omitempty"`
 	// Fit is how a photo of another size becomes the picture: letterbox, stretch, crop or left (picture.Way).
 	// Pad is the colour beside it, a value per channel of the picture; black if empty.
 	Fit string `json:",omitempty"`
@@ -264,9 +261,6 @@ func (c *Card) OutputTensors() []Tensor {
 
 // WireBytes returns the size of one request's payload.
 func (in *Input) WireBytes() int {
-	if in.UYVY {
-		return in.Height * in.Width * 2
-	}
 	return in.Height * in.Width * in.Channels * in.WireType.Bytes()
 }
 

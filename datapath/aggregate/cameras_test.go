@@ -30,7 +30,7 @@ var receiver = netip.MustParseAddrPort("192.0.2.9:9000")
 // forCameras configures a harness for pictures in a format.
 func forCameras(format cameras.Format) func(c *Config) {
 	return func(c *Config) {
-		c.Camera = &cameras.Reader{Format: format, Width: pictureWidth, Height: pictureHeight, PixelBytes: 3}
+		c.Camera = &cameras.Reader{Format: format, Shape: wire.Picture{Format: wire.FormatRGB8, Width: pictureWidth, Height: pictureHeight}}
 		c.RequestBytes, c.MinFragmentBytes = pictureBytes, 100
 		c.AnswersTo = receiver
 		c.AnsweredRequests, c.AnsweredBytes, c.TurnedAwayRequests = 256, 4<<10, 256
@@ -358,7 +358,7 @@ func TestRFC4175Pictures(t *testing.T) {
 			packets := p.Packets()
 			packets[2][1] |= 0x80
 			b.wantAnswer(b.packets(camera, packets...), 1, wire.StatusRefused, 0)
-			b.wantRefusal("the camera's pictures end after 10 lines of 6 pixels, want 16 x 20 pixels of 3 bytes")
+			b.wantRefusal("the camera's pictures end after 10 lines of 6 pixels, want 16 x 20 rgb8")
 		}},
 		{"each packet twice", func(b *harness) {
 			packets := rtp(1).Packets()
@@ -406,7 +406,7 @@ func TestRFC4175Pictures(t *testing.T) {
 			p := rtp(1)
 			p.Pixels = make([]byte, 2*pictureBytes)
 			b.wantAnswer(b.packets(camera, p.Packets()...), 1, wire.StatusRefused, 0)
-			b.wantRefusal("the camera's pictures have at least 21 lines, want 16 x 20 pixels of 3 bytes")
+			b.wantRefusal("the camera's pictures have at least 21 lines, want 16 x 20 rgb8")
 			if n := b.a.Stats().Refused; n != 1 {
 				b.t.Errorf("%d pictures refused, want 1", n)
 			}
@@ -415,13 +415,13 @@ func TestRFC4175Pictures(t *testing.T) {
 			p := rtp(1)
 			p.Width = 2 * pictureWidth
 			b.wantAnswer(b.packets(camera, p.Packets()...), 1, wire.StatusRefused, 0)
-			b.wantRefusal("the camera's lines have at least 32 pixels, want 16 x 20 pixels of 3 bytes")
+			b.wantRefusal("the camera's lines have at least 32 pixels, want 16 x 20 rgb8")
 		}},
 		{"narrower pictures", func(b *harness) {
 			p := rtp(1)
 			p.Width, p.Pixels, p.Size = 8, p.Pixels[:pictureBytes/2], 24
 			b.wantAnswer(b.packets(camera, p.Packets()...), 1, wire.StatusRefused, 0)
-			b.wantRefusal("the camera's pictures end after 20 lines of 8 pixels, want 16 x 20 pixels of 3 bytes")
+			b.wantRefusal("the camera's pictures end after 20 lines of 8 pixels, want 16 x 20 rgb8")
 		}},
 		{"shed by the kernel", func(b *harness) {
 			d := b.land(camera, rtp(1).Packets()[0], 0)
@@ -626,7 +626,7 @@ func cameraStream(format cameras.Format) (s *stream, setID func(id uint32)) {
 	s = &stream{now: 1}
 	c := Config{
 		Slots: 64, RequestBytes: width * height * 3, MaxFragments: 2 * 128, MinFragmentBytes: width * 3, SLO: 100 * time.Millisecond,
-		Camera: &cameras.Reader{Format: format, Width: width, Height: height, PixelBytes: 3}, AnswersTo: receiver,
+		Camera: &cameras.Reader{Format: format, Shape: wire.Picture{Format: wire.FormatRGB8, Width: width, Height: height}}, AnswersTo: receiver,
 	}
 	pixels := picture(1, c.RequestBytes)
 	packets := (&cameratest.RTP{Width: width, PixelBytes: 3, Pixels: pixels, Size: size / 3 * 3}).Packets()

@@ -41,23 +41,19 @@ func (f Format) String() string {
 // the headers of 100 lines.
 const HeadBytes = 640
 
-// Reader reads packets of one format. The function takes pictures of Width x Height pixels, row by row, each of
-// PixelBytes. If Largest is not 0, leaders of GVSP say which pictures come, and these may have up to so many bytes.
+// Reader reads packets of one format.
 type Reader struct {
-	Format        Format
-	Width, Height int // pixels, 1 to 65535
-	PixelBytes    int // 1 (grey), 2 (UYVY) or 3
-	Largest       int
-	// Shape is that of RTP's pictures if they are not the card's.
-	Shape wire.Picture
+	Format Format
+	// Shape is that of all pictures. Without a format in it, leaders of GVSP say which pictures come, and these may have up to
+	// Largest bytes.
+	Shape   wire.Picture
+	Largest int
 }
 
 // PictureBytes is the size of a picture; 0 if leaders say it.
 func (r *Reader) PictureBytes() int {
-	if r.Format == GVSP && r.Largest > 0 {
-		return 0
-	}
-	return r.Width * r.Height * r.PixelBytes
+	bytes, _ := r.Shape.Bytes()
+	return bytes
 }
 
 // Part is the role of a packet in its picture.
@@ -135,8 +131,8 @@ const (
 	badWidth
 	// interlaced: the camera sends half of the lines at a time.
 	interlaced
-	// badPixelSize: a line has a part of A bytes, which is not a whole number of pixels.
-	badPixelSize
+	// badGroup: a line has a part of A bytes, which does not begin or end with whole pixels.
+	badGroup
 	// changed: pixels came before the leader of a picture of B bytes. The camera's picture before had A.
 	changed
 )
@@ -154,10 +150,10 @@ type Refusal struct {
 
 // Explain says what the camera sends, and what the model takes.
 func (r *Reader) Explain(f Refusal) string {
-	want := fmt.Sprintf("want %d x %d %s", r.Width, r.Height, r.pixelName())
+	want := fmt.Sprintf("want %d x %d %s", r.Shape.Width, r.Shape.Height, r.pixelName())
 	switch f.Cause {
 	case badPicture:
-		if r.Largest > 0 {
+		if r.Shape.Format == 0 {
 			return fmt.Sprintf("the camera sends %d x %d %s: %v", f.A, f.B, formatName(f.C), r.checkShape(f.C, f.A, f.B, int(f.D)))
 		}
 		return fmt.Sprintf("the camera sends %d x %d %s, %s", f.A, f.B, formatName(f.C), want)
@@ -181,20 +177,8 @@ func (r *Reader) Explain(f Refusal) string {
 		return "the camera sends interlaced video, want progressive"
 	case changed:
 		return fmt.Sprintf("the camera changed from pictures of %d bytes to %d, and its packets arrive in another order; want one format and size", f.A, f.B)
-	case badPixelSize:
+	case badGroup:
 		return fmt.Sprintf("the camera sends %d bytes of a line, which are no whole pixels, %s", f.A, want)
 	}
 	return ""
-}
-
-func (r *Reader) pixelName() string {
-	switch {
-	case r.PixelBytes == 1:
-		return "Mono8"
-	case r.PixelBytes == 2:
-		return "UYVY"
-	case r.Format == GVSP:
-		return "RGB8"
-	}
-	return fmt.Sprintf("pixels of %d bytes", r.PixelBytes)
 }

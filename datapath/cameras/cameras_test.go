@@ -22,10 +22,14 @@ func bytesOf(t testing.TB, text string) []byte {
 }
 
 var (
-	grey   = Reader{Format: GVSP, Width: 640, Height: 480, PixelBytes: 1}
-	colour = Reader{Format: GVSP, Width: 640, Height: 480, PixelBytes: 3}
+	grey   = Reader{Format: GVSP, Shape: wire.Picture{Format: wire.FormatGrey8, Width: 640, Height: 480}}
+	colour = Reader{Format: GVSP, Shape: wire.Picture{Format: wire.FormatRGB8, Width: 640, Height: 480}}
 	any    = Reader{Format: GVSP, Largest: 640 * 480 * 4}
-	video  = Reader{Format: RFC4175, Width: 4, Height: 3, PixelBytes: 3}
+	video  = Reader{Format: RFC4175, Shape: wire.Picture{Format: wire.FormatRGB8, Width: 4, Height: 3}}
+	video8 = Reader{Format: RFC4175, Shape: wire.Picture{Format: wire.FormatUYVY, Width: 4, Height: 3}}
+	deep   = Reader{Format: RFC4175, Shape: wire.Picture{Format: wire.FormatUYVY10, Width: 4, Height: 3}}
+	rgb10  = Reader{Format: RFC4175, Shape: wire.Picture{Format: wire.FormatRGB10, Width: 8, Height: 3}}
+	fours  = Reader{Format: RFC4175, Shape: wire.Picture{Format: wire.FormatYYYYUV, Width: 4, Height: 6}}
 )
 
 func read(r *Reader, b []byte) (p Packet, err error) {
@@ -194,7 +198,7 @@ func rtp(first, second byte, rest string) string {
 }
 
 func TestRFC4175(t *testing.T) {
-	whole := Packet{Picture: 9, Stream: 0x12345678, Part: Run}
+	whole := Packet{Picture: 9, Stream: 0x12345678, Part: Run, Shape: video.Shape}
 	with := func(place uint32, offset, length int) Packet {
 		p := whole
 		p.Place, p.Offset, p.Length = place, offset, length
@@ -220,7 +224,7 @@ func TestRFC4175(t *testing.T) {
 }
 
 func TestRFC4175Refusals(t *testing.T) {
-	const want = ", want 4 x 3 pixels of 3 bytes"
+	const want = ", want 4 x 3 rgb8"
 	for _, row := range []struct{ name, packet, want string }{
 		{"too many lines", rtp(0x80, 96, "0000 0003 0003 0000 010203"), "the camera's pictures have at least 4 lines" + want},
 		{"lines too long", rtp(0x80, 96, "0000 0006 0000 0003 010203040506"), "the camera's lines have at least 5 pixels" + want},
@@ -272,10 +276,41 @@ func TestRFC4175Malformed(t *testing.T) {
 	}
 }
 
+// TestGroups checks formats of several pixels per pgroup.
+func TestGroups(t *testing.T) {
+	for _, row := range []struct {
+		name          string
+		reader        *Reader
+		packet        string
+		place, length int
+		want          string
+	}{
+		{"4:2:2", &video8, rtp(0x80, 96, "0000 0004 0001 0002 01020304"), 12, 4, ""},
+		{"10 bits", &deep, rtp(0x80, 96, "0000 0005 0001 8002 0005 0002 0000 0102030405 0102030405"), 15, 10, ""},
+		{"end of 10 bits", &deep, rtp(0x80, 0x80|96, "0000 0005 0002 0002 0102030405"), 25, 5, ""},
+		{"RGB of 10 bits", &rgb10, rtp(0x80, 96, "0000 000f 0001 0004 0102030405 0102030405 0102030405"), 45, 15, ""},
+		{"4:2:0", &fours, rtp(0x80, 96, "0000 0006 0000 8002 0006 0002 0000 010203040506 010203040506"), 6, 12, ""},
+		{"end of 4:2:0", &fours, rtp(0x80, 0x80|96, "0000 000c 0004 0000 010203040506 010203040506"), 24, 12, ""},
+		{"half a group", &deep, rtp(0x80, 96, "0000 0003 0000 0000 010203"), 0, 0, "the camera sends 3 bytes of a line, which are no whole pixels, want 4 x 3 uyvy10"},
+		{"first pixel within a group", &video8, rtp(0x80, 96, "0000 0004 0000 0001 01020304"), 0, 0, "the camera sends 4 bytes of a line, which are no whole pixels, want 4 x 3 uyvy"},
+		{"line within a group", &fours, rtp(0x80, 96, "0000 0006 0001 0000 010203040506"), 0, 0, "the camera sends 6 bytes of a line, which are no whole pixels, want 4 x 6 yyyyuv"},
+		{"lines too long", &fours, rtp(0x80, 96, "0000 0006 0000 0004 010203040506"), 0, 0, "the camera's lines have at least 6 pixels, want 4 x 6 yyyyuv"},
+		{"fewer lines", &fours, rtp(0x80, 0x80|96, "0000 0006 0002 0002 010203040506"), 0, 0, "the camera's pictures end after 4 lines of 4 pixels, want 4 x 6 yyyyuv"},
+	} {
+		p, err := read(row.reader, bytesOf(t, row.packet))
+		if got := row.reader.Explain(p.Refusal); err != nil || got != row.want {
+			t.Errorf("%s: %q, %v; want %q", row.name, got, err, row.want)
+		}
+		if row.want == "" && (int(p.Place) != row.place || p.Length != row.length || p.Shape != row.reader.Shape) {
+			t.Errorf("%s: %+v, want %d bytes from %d on", row.name, p, row.length, row.place)
+		}
+	}
+}
+
 // TestLineHeaders checks that HeadBytes holds the headers of 100 lines.
 func TestLineHeaders(t *testing.T) {
 	const lines = 100
-	r := Reader{Format: RFC4175, Width: 1, Height: lines, PixelBytes: 1}
+	r := Reader{Format: RFC4175, Shape: wire.Picture{Format: wire.FormatGrey8, Width: 1, Height: lines}}
 	send := cameratest.RTP{Width: 1, PixelBytes: 1, Pixels: make([]byte, lines), Size: lines}
 	p, err := read(&r, send.Packets()[0])
 	if err != nil || p.Length != lines {
@@ -335,5 +370,10 @@ func FuzzRFC4175(f *testing.F) {
 		f.Add(bytesOf(f, rtp(0x80, 96, rest)))
 	}
 	f.Add(bytesOf(f, rtp(0x92, 96, "00000001 00000002 bede0001 00000000 0000 0003 0000 0000 010203")))
-	f.Fuzz(func(t *testing.T, b []byte) { check(t, &video, b) })
+	f.Add(bytesOf(f, rtp(0x80, 96, "0000 0006 0000 8002 0006 0002 0000 010203040506 010203040506")))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, r := range []*Reader{&video, &video8, &deep, &rgb10, &fours} {
+			check(t, r, b)
+		}
+	})
 }

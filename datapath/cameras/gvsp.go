@@ -45,12 +45,6 @@ const (
 	payloadImage = 1
 )
 
-// Codes of the Pixel Format Naming Convention.
-const (
-	codeMono8 = 0x01080001
-	codeRGB8  = 0x02180014
-)
-
 // pixelFormat is a format of a camera. Its wire format is 0 if the sampler cannot read it.
 type pixelFormat struct {
 	name string
@@ -59,10 +53,10 @@ type pixelFormat struct {
 
 var pixelFormats = func() map[uint32]pixelFormat {
 	all := map[uint32]pixelFormat{
-		codeMono8: {"Mono8", wire.FormatGrey8}, 0x01100003: {"Mono10", wire.FormatGrey10}, 0x010c0004: {"Mono10Packed", wire.FormatGrey10Packed},
+		0x01080001: {"Mono8", wire.FormatGrey8}, 0x01100003: {"Mono10", wire.FormatGrey10}, 0x010c0004: {"Mono10Packed", wire.FormatGrey10Packed},
 		0x010a0046: {"Mono10p", wire.FormatGrey10p}, 0x01100005: {"Mono12", wire.FormatGrey12}, 0x010c0006: {"Mono12Packed", wire.FormatGrey12Packed},
 		0x010c0047: {"Mono12p", wire.FormatGrey12p}, 0x01100007: {"Mono16", wire.FormatGrey16},
-		codeRGB8: {"RGB8", wire.FormatRGB8}, 0x02180015: {"BGR8", wire.FormatBGR8}, 0x02200016: {"RGBa8", wire.FormatRGBA8}, 0x02200017: {"BGRa8", 0},
+		0x02180014: {"RGB8", wire.FormatRGB8}, 0x02180015: {"BGR8", wire.FormatBGR8}, 0x02200016: {"RGBa8", wire.FormatRGBA8}, 0x02200017: {"BGRa8", 0},
 		0x0210001f: {"YUV422_8_UYVY", wire.FormatUYVY}, 0x02100032: {"YUV422_8", wire.FormatYUYV},
 	}
 	// The orders of Bayer formats have codes in a row; those without gaps in the order of the alphabet.
@@ -91,9 +85,19 @@ func formatName(code uint32) string {
 	return fmt.Sprintf("pixel format 0x%08x", code)
 }
 
+// pixelName names the pixels that the function takes, as cameras of the format do.
+func (r *Reader) pixelName() string {
+	for _, f := range pixelFormats {
+		if r.Format == GVSP && f.wire == r.Shape.Format {
+			return f.name
+		}
+	}
+	return r.Shape.Format.String()
+}
+
 // shapeOf returns the shape of a camera's picture, whose lines have so many bytes more than their pixels.
-func shapeOf(code, width, height uint32, padding int) wire.Picture {
-	p := wire.Picture{Format: pixelFormats[code].wire, Width: int(width), Height: int(height)}
+func (r *Reader) shapeOf(code, width, height uint32, padding int) wire.Picture {
+	p := wire.Picture{Format: pixelFormats[code].wire, Width: int(width), Height: int(height), Colours: r.Shape.Colours}
 	if padding > 0 {
 		p.Stride = p.RowBytes() + padding
 	}
@@ -105,7 +109,7 @@ func (r *Reader) checkShape(code, width, height uint32, padding int) error {
 	if pixelFormats[code].wire == 0 {
 		return errors.New("this pixel format is not known; want Mono8 to Mono16, RGB8, BGR8, RGBa8, YUV422_8, YUV422_8_UYVY, or Bayer of 8, 10 or 12 bits")
 	}
-	p := shapeOf(code, width, height, padding)
+	p := r.shapeOf(code, width, height, padding)
 	l, _ := p.Format.Layout()
 	multiple := 1
 	switch {
@@ -181,23 +185,19 @@ func (r *Reader) readLeader(p *Packet, id uint32, body []byte) error {
 	p.SentAt = binary.BigEndian.Uint64(body[4:])
 	format, width, height := binary.BigEndian.Uint32(body[12:]), binary.BigEndian.Uint32(body[16:]), binary.BigEndian.Uint32(body[20:])
 	paddingX, paddingY := binary.BigEndian.Uint16(body[32:]), binary.BigEndian.Uint16(body[34:])
-	if r.Largest > 0 {
+	if r.Shape.Format == 0 {
 		if paddingY != 0 {
 			p.Refusal = Refusal{Cause: badPadding, A: 0, B: uint32(paddingY)}
 		} else if r.checkShape(format, width, height, int(paddingX)) != nil {
 			p.Refusal = Refusal{Cause: badPicture, A: width, B: height, C: format, D: uint32(paddingX)}
 		} else {
-			p.Shape = shapeOf(format, width, height, int(paddingX))
+			p.Shape = r.shapeOf(format, width, height, int(paddingX))
 			p.Bytes, _ = p.Shape.Bytes()
 		}
 		return nil
 	}
-	want := uint32(codeMono8)
-	if r.PixelBytes == 3 {
-		want = codeRGB8
-	}
 	switch {
-	case uint64(width) != uint64(r.Width) || uint64(height) != uint64(r.Height) || format != want:
+	case uint64(width) != uint64(r.Shape.Width) || uint64(height) != uint64(r.Shape.Height) || pixelFormats[format].wire != r.Shape.Format:
 		p.Refusal = Refusal{Cause: badPicture, A: width, B: height, C: format}
 	case paddingX != 0 || paddingY != 0:
 		p.Refusal = Refusal{Cause: badPadding, A: uint32(paddingX), B: uint32(paddingY)}
@@ -214,7 +214,7 @@ func (r *Reader) readTrailer(p *Packet, id uint32, body []byte) error {
 	}
 	p.Part = Trailer
 	// Some cameras do not fill in the number of lines.
-	if lines := binary.BigEndian.Uint32(body[4:]); lines != 0 && r.Largest == 0 && uint64(lines) != uint64(r.Height) {
+	if lines := binary.BigEndian.Uint32(body[4:]); lines != 0 && r.Shape.Format != 0 && uint64(lines) != uint64(r.Shape.Height) {
 		p.Refusal = Refusal{Cause: badHeight, A: lines}
 	}
 	return nil

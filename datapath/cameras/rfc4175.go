@@ -36,6 +36,7 @@ func (r *Reader) readRFC4175(p *Packet, head []byte, packetBytes int) error {
 	if err != nil {
 		return err
 	}
+	g := r.group()
 	p.Shape = r.Shape
 	p.Part, p.Picture, p.Stream = Run, binary.BigEndian.Uint32(head[4:]), binary.BigEndian.Uint32(head[8:])
 	at += sequenceBytes
@@ -46,17 +47,17 @@ func (r *Reader) readRFC4175(p *Packet, head []byte, packetBytes int) error {
 			return wire.ErrShort
 		}
 		next := readLine(head[at:])
-		if p.Refusal = r.refuseLine(&next); p.Refusal.Cause != 0 {
+		if p.Refusal = r.refuseLine(&g, &next); p.Refusal.Cause != 0 {
 			return nil
 		}
 		switch {
 		case next.bytes == 0:
 			return wire.ErrLength
 		case p.Length == 0:
-			p.Place = uint32(r.begin(&next))
-		case r.begin(&next) == r.end(&last):
-		case next.line == last.line+1 && next.pixel == 0:
-			p.Refusal = Refusal{Cause: badWidth, A: uint32(r.endPixel(&last))}
+			p.Place = uint32(g.begin(&next))
+		case g.begin(&next) == g.end(&last):
+		case next.line == last.line+g.height && next.pixel == 0:
+			p.Refusal = Refusal{Cause: badWidth, A: uint32(g.endPixel(&last))}
 			return nil
 		default:
 			return wire.ErrOffset // the lines of a packet must follow each other
@@ -71,8 +72,8 @@ func (r *Reader) readRFC4175(p *Packet, head []byte, packetBytes int) error {
 		return wire.ErrLength
 	case p.Offset+p.Length < packetBytes:
 		return wire.ErrTrailing
-	case head[1]&markerFlag != 0 && r.end(&last) != r.PictureBytes():
-		p.Refusal = Refusal{Cause: badEnd, A: uint32(last.line) + 1, B: uint32(r.endPixel(&last))}
+	case head[1]&markerFlag != 0 && g.end(&last) != r.PictureBytes():
+		p.Refusal = Refusal{Cause: badEnd, A: uint32(last.line + g.height), B: uint32(g.endPixel(&last))}
 	}
 	return nil
 }
@@ -94,27 +95,49 @@ func readLine(b []byte) line {
 	}
 }
 
+// group is a pgroup (RFC 4175, 4.3): the smallest part of a picture with whole bytes and colours.
+type group struct {
+	bytes, width, height int
+	row                  int // bytes from a row of groups to the next
+}
+
+func (r *Reader) group() group {
+	g := group{width: 1, height: 1, row: r.Shape.RowBytes()}
+	l, _ := r.Shape.Format.Layout()
+	if l.EvenWidth {
+		g.width = 2
+	}
+	if l.EvenHeight {
+		g.height = 2
+	}
+	for g.width*l.Samples*l.Bits%8 != 0 {
+		g.width *= 2
+	}
+	g.bytes = g.width * l.Samples * l.Bits / 8
+	return g
+}
+
 // refuseLine says why no picture that the model takes has that part of a line.
-func (r *Reader) refuseLine(l *line) Refusal {
+func (r *Reader) refuseLine(g *group, l *line) Refusal {
 	switch {
 	case l.field:
 		return Refusal{Cause: interlaced}
-	case l.bytes%r.PixelBytes != 0:
-		return Refusal{Cause: badPixelSize, A: uint32(l.bytes)}
-	case l.line >= r.Height:
+	case l.bytes%g.bytes != 0 || l.pixel%g.width != 0 || l.line%g.height != 0:
+		return Refusal{Cause: badGroup, A: uint32(l.bytes)}
+	case l.line >= r.Shape.Height:
 		return Refusal{Cause: badLine, A: uint32(l.line) + 1}
-	case r.endPixel(l) > r.Width:
-		return Refusal{Cause: badPixel, A: uint32(r.endPixel(l))}
+	case g.endPixel(l) > r.Shape.Width:
+		return Refusal{Cause: badPixel, A: uint32(g.endPixel(l))}
 	}
 	return Refusal{}
 }
 
 // endPixel is the pixel of its line after a part.
-func (r *Reader) endPixel(l *line) int { return l.pixel + l.bytes/r.PixelBytes }
+func (g *group) endPixel(l *line) int { return l.pixel + l.bytes/g.bytes*g.width }
 
 // begin and end are the offsets of a part and of what follows it, in the picture.
-func (r *Reader) begin(l *line) int { return (l.line*r.Width + l.pixel) * r.PixelBytes }
-func (r *Reader) end(l *line) int   { return r.begin(l) + l.bytes }
+func (g *group) begin(l *line) int { return l.line/g.height*g.row + l.pixel/g.width*g.bytes }
+func (g *group) end(l *line) int   { return g.begin(l) + l.bytes }
 
 // rtpPayload returns the offset of what follows a packet's RTP header.
 func rtpPayload(head []byte) (at int, err error) {

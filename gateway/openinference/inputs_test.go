@@ -124,7 +124,7 @@ func TestNumbers(t *testing.T) {
 func TestModelTensor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := devicetest.Inputs().Draw(t, "input")
-		in.Name, in.UYVY, in.WireType, in.TensorType = "x", false, models.U8, models.F32
+		in.Name, in.WireType, in.TensorType = "x", models.U8, models.F32
 		card := &models.Card{Input: in}
 		picture := rapid.SliceOfN(rapid.Byte(), in.WireBytes(), in.WireBytes()).Draw(t, "picture")
 		tensor := devicetest.Reference(in, picture)

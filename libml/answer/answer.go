@@ -48,7 +48,7 @@ func Sample(card *models.Card, k int) ([]byte, error) {
 	if len(in.Parts) > 0 {
 		return sampleTensors(card.Inputs, rng), nil
 	}
-	in.WireType, in.UYVY = models.U8, false
+	in.WireType = models.U8
 	picture := make([]byte, in.WireBytes())
 	stripe, values := [Samples]int{1, len(picture)/8 + 1, 1}[k], [Samples]int{256, 256, 64}[k]
 	for i := range picture {

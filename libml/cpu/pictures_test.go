@@ -107,21 +107,6 @@ func TestGatherPlainPicture(t *testing.T) {
 	}
 }
 
-// A card of cameras that send UYVY has pictures in that format.
-func TestGatherUYVY(t *testing.T) {
-	in := letterbox
-	in.UYVY = true
-	slabs, req := cut(randomPicture(wire.Picture{Format: wire.FormatUYVY, Width: in.Width, Height: in.Height}, 1), func(left int) int { return min(left, 101) })
-	d := must.Get(New(in, slabs))(t)
-	tensors := [2][]byte{devicetest.Aligned(in.TensorBytes()), devicetest.Aligned(in.TensorBytes())}
-	for i, tensor := range tensors {
-		must.OK(t, d.Gather(0, device.HostBuffer(tensor), []device.Request{req}, make([]bool, 1)))
-		if req.Picture = (wire.Picture{Format: wire.FormatUYVY, Width: in.Width, Height: in.Height}); i > 0 && !bytes.Equal(tensor, tensors[0]) {
-			t.Error("a picture with a format differs from one without")
-		}
-	}
-}
-
 func TestGatherWrongPictures(t *testing.T) {
 	tensors := models.Input{Height: 1, Width: 8, Channels: 1, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.HWC}
 	for name, c := range map[string]struct {

@@ -54,10 +54,7 @@ type Request struct {
 // Sampled returns the request's picture with its stride if it must be sampled: its format or size is not the card's. Otherwise
 // the result is zero, and the request has the bytes of the card, or fewer that may be filled up.
 func (r *Request) Sampled(in *models.Input) (p wire.Picture, err error) {
-	if p = r.Picture; p.Format == 0 && in.UYVY {
-		p = wire.Picture{Format: wire.FormatUYVY, Width: in.Width, Height: in.Height}
-	}
-	if p.Format != 0 && p.Stride == 0 {
+	if p = r.Picture; p.Format != 0 && p.Stride == 0 {
 		p.Stride = p.RowBytes()
 	}
 	if p.Format == 0 || p == in.Picture() {

@@ -33,9 +33,6 @@ const minRoom = 32 << 20
 // RoomBytes is how much device memory a batch in flight takes for pictures of other formats and sizes than the card's. The
 // largest has this many bytes; 0: there are none.
 func RoomBytes(in *models.Input, largest int) int {
-	if in.UYVY {
-		largest = max(largest, in.WireBytes())
-	}
 	if largest == 0 || !in.IsPicture() {
 		return 0
 	}

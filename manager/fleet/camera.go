@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/netip"
@@ -15,69 +16,63 @@ import (
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 )
 
 // checkCamera returns an error if a camera that sends in a format cannot send what a function takes.
 func checkCamera(c *configs.Function, in *models.Input) error {
-	format := c.Format
-	if r := readerOf(c, in); r != nil && r.Largest > 0 && len(in.Parts) == 0 {
-		if r.Format == cameras.RFC4175 {
-			if max(r.Width, r.Height) > maxCameraSide {
-				return fmt.Errorf("is %s, and max_picture is %s; want at most %d on each side", format, c.MaxPicture, maxCameraSide)
-			}
-			return r.Shape.Check(r.PictureBytes(), r.Largest)
-		}
-		return nil
-	}
-	channels, wanted := []int{3}, "3"
-	if format == configs.FormatGVSP {
-		channels, wanted = []int{1, 3}, "1 or 3"
-	}
+	r := readerOf(c, in)
 	switch {
-	case format == "":
+	case r == nil:
 		return nil
 	case len(in.Parts) > 0:
-		return fmt.Errorf("is %s, and the model takes tensors; want a model that takes pictures", format)
-	case !slices.Contains(channels, in.Channels):
-		return fmt.Errorf("is %s, and the model takes %d channels; want a model with %s", format, in.Channels, wanted)
-	case in.WireType != models.U8 || in.WireLayout != models.HWC:
-		return fmt.Errorf("is %s, and the model takes %s in the order %s; want a card with `wire: {type: u8, layout: hwc}`", format, in.WireType, in.WireLayout)
-	case format == configs.FormatRFC4175UYVY && in.Width%2 != 0:
-		return fmt.Errorf("is %s, and the model takes lines of %d pixels; want an even number", format, in.Width)
-	case max(in.Width, in.Height) > maxCameraSide:
-		return fmt.Errorf("is %s, and the model takes %d x %d pixels; want at most %d on each side", format, in.Width, in.Height, maxCameraSide)
+		return fmt.Errorf("is %s, and the model takes tensors; want a model that takes pictures", c.Format)
+	case !in.IsPicture():
+		return fmt.Errorf("is %s, and the model takes %d channels of %s; want a model that takes pictures (u8, 1 or 3 channels)", c.Format, in.Channels, in.WireType)
+	case r.Shape.Format == 0 && r.Largest == 0:
+		return fmt.Errorf("is %s, and the model takes %s; want a card with `wire: {layout: hwc}`, or max_picture", c.Format, in.WireLayout)
+	case max(r.Shape.Width, r.Shape.Height) > maxCameraSide:
+		return fmt.Errorf("is %s, with pictures of %d x %d pixels; want at most %d on each side", c.Format, r.Shape.Width, r.Shape.Height, maxCameraSide)
+	case r.Shape.Format == 0:
+		return nil
 	}
-	return nil
+	return r.Shape.Check(r.PictureBytes(), maxRequestBytes)
 }
-
-// uyvyBytes is the size of a pixel in UYVY.
-const uyvyBytes = 2
 
 // maxCameraSide is the max width and height of a picture in both formats: RFC 4175 has 15 bits for
 // each.
 const maxCameraSide = 1<<15 - 1
 
-// readerOf returns the reader of a camera's packets; nil for Penstock's protocol.
+// rtpFormats are the pixels of cameras over RTP.
+var rtpFormats = map[configs.Format]wire.PictureFormat{
+	configs.FormatRFC4175:       wire.FormatRGB8,
+	configs.FormatRFC4175BGR:    wire.FormatBGR8,
+	configs.FormatRFC4175UYVY:   wire.FormatUYVY,
+	configs.FormatRFC4175UYVY10: wire.FormatUYVY10,
+	configs.FormatRFC4175YYYYUV: wire.FormatYYYYUV,
+	configs.FormatRFC4175RGB10:  wire.FormatRGB10,
+}
+
+// readerOf returns the reader of a camera's packets; nil for Penstock's protocol. Without max_picture the camera's picture has
+// the card's size, and that of GVSP the card's format, too.
 func readerOf(c *configs.Function, in *models.Input) *cameras.Reader {
-	r := &cameras.Reader{Format: cameras.RFC4175, Width: in.Width, Height: in.Height, PixelBytes: in.Channels}
-	if r.Largest = c.MaxPicture.Bytes(); r.Largest > 0 {
-		r.Width, r.Height = c.MaxPicture.Size()
-		r.PixelBytes, r.Shape = 3, wire.Picture{Format: wire.FormatRGB8, Width: r.Width, Height: r.Height}
-	}
-	switch c.Format {
-	case "":
+	r := &cameras.Reader{Format: cameras.GVSP, Largest: c.MaxPicture.Bytes()}
+	own, colours := in.Picture(), wire.Colours(slices.Index(wire.ColourNames[:], cmp.Or(c.Colours, "bt601")))
+	switch format, rtp := rtpFormats[c.Format]; {
+	case c.Format == "":
 		return nil
-	case configs.FormatGVSP:
-		r.Format, r.Shape = cameras.GVSP, wire.Picture{}
-	case configs.FormatRFC4175BGR:
-		r.Shape.Format = wire.FormatBGR8
-	case configs.FormatRFC4175UYVY:
-		r.PixelBytes, r.Shape.Format = uyvyBytes, wire.FormatUYVY
-	}
-	if r.Largest == 0 {
-		r.Shape = wire.Picture{}
+	case rtp:
+		r.Format, r.Shape = cameras.RFC4175, wire.Picture{Format: format, Width: in.Width, Height: in.Height, Colours: colours}
+		if r.Largest > 0 {
+			r.Shape.Width, r.Shape.Height = c.MaxPicture.Size()
+		}
+		if r.Shape.Stride = r.Shape.RowBytes(); r.Shape != own {
+			r.Largest = max(r.Largest, r.PictureBytes())
+		}
+	case r.Largest > 0:
+		r.Shape.Colours = colours // of leaders' pictures
+	default:
+		r.Shape = own
 	}
 	return r
 }
@@ -107,38 +102,6 @@ func (c *camera) status(config *configs.Function, requests *aggregate.Stats, log
 	return s
 }
 
-// wireCard returns a card as the processes need it: its picture as it arrives. A camera may send the
-// channels in reverse order, which costs the gather nothing, or UYVY.
-func wireCard(c *configs.Function, card *models.Card) *models.Card {
-	changed := *card
-	if c.MaxPicture != "" {
-		return card // each request says its format
-	}
-	switch c.Format {
-	case configs.FormatRFC4175BGR:
-		changed.Input.ReverseChannels = !card.Input.ReverseChannels
-	case configs.FormatRFC4175UYVY:
-		changed.Input.UYVY = true
-	default:
-		return card
-	}
-	return &changed
-}
-
-// toRGB returns a camera's picture as clients send it. It may change the given one.
-func toRGB(format configs.Format, in *models.Input, pixels []byte) []byte {
-	switch format {
-	case configs.FormatRFC4175BGR:
-		for i := 0; i+2 < len(pixels); i += 3 {
-			pixels[i], pixels[i+2] = pixels[i+2], pixels[i]
-		}
-	case configs.FormatRFC4175UYVY:
-		uyvy := wire.Picture{Format: wire.FormatUYVY, Width: in.Width, Height: in.Height}
-		pixels, _ = picture.Resize(&picture.Raw{Shape: uyvy, Pix: pixels}, in)
-	}
-	return pixels
-}
-
 // camera is what a function knows of its cameras.
 type camera struct {
 	*cameras.Reader
@@ -148,10 +111,10 @@ type camera struct {
 // maxMinFragment is the max of the min size of a fragment. A camera may send each line of a picture
 // in a packet, however short the lines are.
 func (c *camera) maxMinFragment() int {
-	if c == nil || c.Format == cameras.GVSP && c.Largest > 0 {
+	if c == nil || c.Shape.Format == 0 {
 		return math.MaxInt
 	}
-	return c.Width * c.PixelBytes
+	return c.Shape.RowBytes()
 }
 
 // note notes why the model does not take pictures of cameras, and logs another reason.

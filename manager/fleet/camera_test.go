@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
 )
 
 func TestCheckCamera(t *testing.T) {
@@ -40,16 +41,17 @@ func TestCheckCamera(t *testing.T) {
 		{"RGB over RTP", configs.FormatRFC4175, input(3), "", ""},
 		{"BGR over RTP", configs.FormatRFC4175BGR, input(3), "", ""},
 		{"UYVY over RTP", configs.FormatRFC4175UYVY, input(3), "", ""},
-		{"odd lines of UYVY", configs.FormatRFC4175UYVY, odd, "takes lines of 15 pixels; want an even number", ""},
-		{"grey over RTP", configs.FormatRFC4175, input(1), "is rfc4175, and the model takes 1 channels; want a model with 3", ""},
-		{"four channels", configs.FormatGVSP, input(4), "is gvsp, and the model takes 4 channels; want a model with 1 or 3", ""},
-		{"planes", configs.FormatGVSP, planes, "want a card with `wire: {type: u8, layout: hwc}`", ""},
-		{"floats", configs.FormatGVSP, floats, "want a card with `wire: {type: u8, layout: hwc}`", ""},
-		{"too wide", configs.FormatRFC4175, wide, "takes 32768 x 8 pixels; want at most 32767 on each side", ""},
+		{"odd lines of UYVY", configs.FormatRFC4175UYVY, odd, "15 x 8 pixels, want even numbers for uyvy", ""},
+		{"grey model of RTP", configs.FormatRFC4175, input(1), "", ""},
+		{"four channels", configs.FormatGVSP, input(4), "is gvsp, and the model takes 4 channels of u8; want a model that takes pictures", ""},
+		{"planes", configs.FormatGVSP, planes, "want a card with `wire: {layout: hwc}`, or max_picture", ""},
+		{"planes of RTP", configs.FormatRFC4175, planes, "", ""},
+		{"floats", configs.FormatRFC4175, floats, "takes 3 channels of f32; want a model that takes pictures", ""},
+		{"too wide", configs.FormatRFC4175, wide, "with pictures of 32768 x 8 pixels; want at most 32767 on each side", ""},
 		{"any picture", configs.FormatGVSP, wide, "", "640x480"},
 		{"any picture over RTP", configs.FormatRFC4175UYVY, odd, "", "640x480"},
 		{"odd lines over RTP", configs.FormatRFC4175UYVY, input(3), "641 x 480 pixels, want even numbers for uyvy", "641x480"},
-		{"too wide over RTP", configs.FormatRFC4175, input(3), "max_picture is 32768x8; want at most 32767", "32768x8"},
+		{"too wide over RTP", configs.FormatRFC4175, input(3), "with pictures of 32768 x 8 pixels; want at most 32767", "32768x8"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			err := checkCamera(&configs.Function{Format: row.format, MaxPicture: row.largest}, &row.input)
@@ -60,37 +62,26 @@ func TestCheckCamera(t *testing.T) {
 	}
 }
 
-// TestWireCard checks which channel the processes find first in a picture.
-func TestWireCard(t *testing.T) {
-	for _, reverse := range []bool{false, true} {
-		card := testCard()
-		card.Input.ReverseChannels = reverse
-		for _, format := range []configs.Format{"", configs.FormatGVSP, configs.FormatRFC4175, configs.FormatRFC4175BGR, configs.FormatRFC4175UYVY} {
-			bgr := format == configs.FormatRFC4175BGR
-			if wireCard(&configs.Function{Format: format}, card).Input.UYVY != (format == configs.FormatRFC4175UYVY) {
-				t.Errorf("%s: UYVY is wrong", format)
-			}
-			if got := wireCard(&configs.Function{Format: format}, card).Input.ReverseChannels; got != (reverse != bgr) {
-				t.Errorf("%s, card %v: reverse_channels is %v", format, reverse, got)
-			}
-		}
-		if card.Input.ReverseChannels != reverse {
-			t.Error("the card was changed")
-		}
-	}
-}
-
-func TestToRGB(t *testing.T) {
-	for _, row := range []struct {
-		format    configs.Format
-		sent, rgb []byte
+// TestReaderOf checks what cameras send.
+func TestReaderOf(t *testing.T) {
+	rgb := wire.Picture{Format: wire.FormatRGB8, Width: 16, Height: 8, Stride: 48}
+	yuv := wire.Picture{Format: wire.FormatUYVY, Width: 16, Height: 8, Stride: 32, Colours: wire.BT709 | wire.FullRange}
+	for name, row := range map[string]struct {
+		function configs.Function
+		shape    wire.Picture
+		largest  int
 	}{
-		{configs.FormatRFC4175, []byte{1, 2, 3, 4, 5, 6}, []byte{1, 2, 3, 4, 5, 6}},
-		{configs.FormatRFC4175BGR, []byte{1, 2, 3, 4, 5, 6}, []byte{3, 2, 1, 6, 5, 4}},
-		{configs.FormatRFC4175UYVY, []byte{128, 16, 128, 235}, []byte{0, 0, 0, 255, 255, 255}},
+		"GVSP":                     {configs.Function{Format: configs.FormatGVSP}, rgb, 0},
+		"GVSP of any shape":        {configs.Function{Format: configs.FormatGVSP, MaxPicture: "32x32", Colours: "bt2020"}, wire.Picture{Colours: wire.BT2020}, 4096},
+		"the card's picture":       {configs.Function{Format: configs.FormatRFC4175}, rgb, 0},
+		"its size":                 {configs.Function{Format: configs.FormatRFC4175UYVY, Colours: "bt709-full"}, yuv, 256},
+		"10 bits":                  {configs.Function{Format: configs.FormatRFC4175UYVY10}, wire.Picture{Format: wire.FormatUYVY10, Width: 16, Height: 8, Stride: 40}, 320},
+		"another size":             {configs.Function{Format: configs.FormatRFC4175BGR, MaxPicture: "32x4"}, wire.Picture{Format: wire.FormatBGR8, Width: 32, Height: 4, Stride: 96}, 512},
+		"two rows of 4:2:0 in one": {configs.Function{Format: configs.FormatRFC4175YYYYUV, MaxPicture: "32x4"}, wire.Picture{Format: wire.FormatYYYYUV, Width: 32, Height: 4, Stride: 96}, 512},
 	} {
-		if got := toRGB(row.format, &models.Input{Height: 1, Width: 2, Channels: 3, WireType: models.U8, WireLayout: models.HWC}, row.sent); !bytes.Equal(got, row.rgb) {
-			t.Errorf("%s: got %v, want %v", row.format, got, row.rgb)
+		in := models.Input{Height: 8, Width: 16, Channels: 3, WireType: models.U8, WireLayout: models.HWC}
+		if r := readerOf(&row.function, &in); r.Shape != row.shape || r.Largest != row.largest {
+			t.Errorf("%s: %+v, want %+v of up to %d bytes", name, r, row.shape, row.largest)
 		}
 	}
 }
@@ -192,7 +183,7 @@ func TestRefusedPictures(t *testing.T) {
 func TestReplaceCameraModel(t *testing.T) {
 	b := cameraNode(t)
 	_, err := b.replace("cam", "other-wide")
-	refused(t, err, "other-wide takes pictures of 32 x 24 x 3, and the camera sends 24 x 32 x 3")
+	refused(t, err, "other-wide takes pictures of 24 x 32 pixels, and the camera sends 32 x 24")
 	b.replaced("cam", "same")
 }
 

@@ -91,6 +91,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"key":           {func(c *configs.Function) { c.Key = "/etc/penstock.keys" }, nil}, // its file is followed: TestKeysFollow
 		"answers_to":    {nil, nil},                                                        // TestEditCamera
 		"allowed":       {nil, nil},                                                        // of a camera
+		"colours":       {nil, nil},                                                        // of a camera
 		"worker":        {nil, nil},                                                        // TestEditWorker
 		"name":          {nil, nil},                                                        // another name is another function
 	}

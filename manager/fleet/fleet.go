@@ -292,14 +292,11 @@ func (fl *Fleet) Picture(name string) (get func() (control.Picture, error), err 
 	if f == nil {
 		return nil, fl.functions.unknown(name)
 	}
-	port, format, in := f.port, f.config.Format, &f.model.current().Input
+	port := f.port
 	return func() (control.Picture, error) {
 		p, ok := port.Picture()
 		if !ok {
 			return control.Picture{}, fmt.Errorf("function %s has no picture yet; `pictures: 1/s` in its configuration keeps some", name)
-		}
-		if p.Shape.Format == 0 {
-			p.Pixels = toRGB(format, in, p.Pixels)
 		}
 		return control.Picture{
 			Number: p.Number, From: p.From, Answered: time.Now().Add(time.Duration(p.Sent - shm.Now())), Latency: time.Duration(p.Sent - p.FirstFragment),

@@ -96,7 +96,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 	f.port, err = datapath.NewPort(sources, datapath.Options{
 		Name:             c.Name,
 		Queues:           c.Instances,
-		RequestBytes:     wireCard(&c, card).Input.WireBytes(),
+		RequestBytes:     card.Input.WireBytes(),
 		Takes:            func(bytes int) bool { _, ok := sizes.OfBytes(bytes); return ok },
 		LargestPicture:   f.setup.largest,
 		ResultBytes:      card.ResultBytes(),
@@ -149,8 +149,11 @@ func checkPictures(rate configs.PictureRate, card *models.Card) error {
 
 // largestPicture is the max size of a picture that says its format and shape; 0: there are none.
 func largestPicture(c *configs.Function, card *models.Card) int {
+	if r := readerOf(c, &card.Input); r != nil {
+		return r.Largest
+	}
 	bytes := c.MaxPicture.Bytes()
-	if len(card.Input.Widths) > 0 && card.Input.Picture().Format != 0 && c.Format == "" {
+	if len(card.Input.Widths) > 0 && card.Input.Picture().Format != 0 {
 		bytes = max(bytes, card.Input.WireBytes())
 	}
 	return bytes

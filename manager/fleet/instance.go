@@ -209,7 +209,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err := in.tensors.make(q.Card, in.id, &in.fleet.sharing.Device); err != nil {
 		return err
 	}
-	card, err := json.Marshal(wireCard(&in.f.config, in.tensors[q.Card].card))
+	card, err := json.Marshal(in.tensors[q.Card].card)
 	if err != nil {
 		return fmt.Errorf("encode card: %w", err)
 	}

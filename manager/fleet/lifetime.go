@@ -39,7 +39,7 @@ func (fl *Fleet) add(c configs.Function, byHand float64) error {
 	fl.sharing.decide(occasion{})
 	f.port.Start(fl.metrics.Of(f.name))
 	f.log.Info().Stringer("port", f.port.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
-		Int("request_bytes", wireCard(&c, card).Input.WireBytes()).Str("change", string(fl.cfg.ChangeOf(c))).Msg("function added")
+		Int("request_bytes", card.Input.WireBytes()).Str("change", string(fl.cfg.ChangeOf(c))).Msg("function added")
 	return nil
 }
 

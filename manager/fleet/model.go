@@ -142,9 +142,8 @@ func (f *function) takes(card *models.Card, want configs.Function) error {
 		return fmt.Errorf("replace model of %s: %s %w", f.name, problem.Key, problem.Err)
 	}
 	if f.camera != nil && *readerOf(&f.config, &card.Input) != *f.camera.Reader {
-		in := &card.Input
-		return fmt.Errorf("replace model of %s: %s takes pictures of %d x %d x %d, and the camera sends %d x %d x %d; add it as another function",
-			f.name, card.Name, in.Height, in.Width, in.Channels, f.camera.Height, f.camera.Width, f.camera.PixelBytes)
+		return fmt.Errorf("replace model of %s: %s takes pictures of %d x %d pixels, and the camera sends %d x %d; add it as another function",
+			f.name, card.Name, card.Input.Width, card.Input.Height, f.camera.Shape.Width, f.camera.Shape.Height)
 	}
 	if bytes := card.ResultBytes(); bytes > int(f.port.Geometry().ResultBytes) {
 		return fmt.Errorf("replace model of %s: %s answers with up to %d bytes, and the function has room for %d; add it as another function",

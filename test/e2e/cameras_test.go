@@ -101,9 +101,10 @@ func startProgram(t *testing.T, name string, arguments ...string) *os.File {
 }
 
 // cameraFrames are frames in which each pixel differs from its neighbours.
-func cameraFrames(channels, n int) (frames [][]byte) {
+func cameraFrames(format wire.PictureFormat, n int) (frames [][]byte) {
+	bytes, _ := wire.Picture{Format: format, Width: cameraWidth, Height: cameraHeight}.Bytes()
 	for i := range n {
-		frame := make([]byte, cameraWidth*cameraHeight*channels)
+		frame := make([]byte, bytes)
 		for at := range frame {
 			frame[at] = byte(at*7 + at>>8 + i*31)
 		}
@@ -112,24 +113,23 @@ func cameraFrames(channels, n int) (frames [][]byte) {
 	return frames
 }
 
+// rgbOf returns frames of a format as RGB.
+func rgbOf(format wire.PictureFormat, colours wire.Colours, frames [][]byte) (all [][]byte) {
+	in := models.Input{Height: cameraHeight, Width: cameraWidth, Channels: 3, WireType: models.U8, WireLayout: models.HWC}
+	shape := wire.Picture{Format: format, Width: cameraWidth, Height: cameraHeight, Colours: colours}
+	for _, pixels := range frames {
+		rgb, _ := picture.Resize(&picture.Raw{Shape: shape, Pix: pixels}, &in)
+		all = append(all, rgb)
+	}
+	return all
+}
+
 // clipOf writes frames to a file of raw video.
 func clipOf(t *testing.T, frames [][]byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "clip.raw")
 	must.OK(t, os.WriteFile(path, bytes.Join(frames, nil), 0o600))
 	return path
-}
-
-// reversed swaps the first and the third channel.
-func reversed(frames [][]byte) (all [][]byte) {
-	for _, frame := range frames {
-		frame = slices.Clone(frame)
-		for i := 0; i < len(frame); i += 3 {
-			frame[i], frame[i+2] = frame[i+2], frame[i]
-		}
-		all = append(all, frame)
-	}
-	return all
 }
 
 // awaitDigests waits until the picture of each frame has been answered. Every answer with status ok
@@ -186,14 +186,14 @@ func portOf(t *testing.T, nd *node.Node, name string) string {
 	return strconv.Itoa(f.Port)
 }
 
-const videoWant = ", want 64 x 48 pixels of 3 bytes"
+const videoWant = ", want 64 x 48 rgb8"
 
 // TestCameraFFmpeg sends uncompressed video over RTP with ffmpeg. The digests show that each pixel
 // is in its place in the tensor, also if the camera sends blue first.
 func TestCameraFFmpeg(t *testing.T) {
 	t.Parallel()
 	videotest.NeedFFmpeg(t)
-	frames := cameraFrames(3, 5)
+	frames := cameraFrames(wire.FormatRGB8, 5)
 	clip, card := clipOf(t, frames), cameraCard(t, 3)
 	rgbTo, rgb := answersAt(t)
 	bgrTo, bgr := answersAt(t)
@@ -258,22 +258,29 @@ func TestCameraUYVY(t *testing.T) {
 	}
 }
 
-// TestCameraUYVYOnGPU sends UYVY to a node with a GPU, which samples it: as the card's picture, and as a picture of any size.
-func TestCameraUYVYOnGPU(t *testing.T) {
+// TestCameraYUVOnGPU sends Y, U and V to a node with a GPU, which samples them.
+func TestCameraYUVOnGPU(t *testing.T) {
 	t.Parallel()
-	pictures := cameraFrames(2, 5)
-	var frames [][]byte
-	in := models.Input{Height: cameraHeight, Width: cameraWidth, Channels: 3, WireType: models.U8, WireLayout: models.HWC}
-	for _, pixels := range pictures {
-		uyvy := wire.Picture{Format: wire.FormatUYVY, Width: cameraWidth, Height: cameraHeight}
-		rgb, _ := picture.Resize(&picture.Raw{Shape: uyvy, Pix: pixels}, &in)
-		frames = append(frames, rgb)
-	}
-	for name, key := range map[string]string{"card": "", "max_picture": ", max_picture: 64x48"} {
+	for name, row := range map[string]struct {
+		keys        string
+		format      wire.PictureFormat
+		colours     wire.Colours
+		groupBytes  int
+		group       image.Point
+		packetBytes int
+	}{
+		"4:2:2":                       {"rfc4175-uyvy", wire.FormatUYVY, 0, 4, image.Pt(2, 1), 700},
+		"4:2:2 with max_picture":      {"rfc4175-uyvy, max_picture: 64x48, colours: bt709-full", wire.FormatUYVY, wire.BT709 | wire.FullRange, 4, image.Pt(2, 1), 700},
+		"4:2:2 of 10 bits in BT.2020": {"rfc4175-uyvy10, colours: bt2020", wire.FormatUYVY10, wire.BT2020, 5, image.Pt(2, 1), 705},
+		"RGB of 10 bits":              {"rfc4175-rgb10", wire.FormatRGB10, 0, 15, image.Pt(4, 1), 705},
+		"4:2:0":                       {"rfc4175-yyyyuv", wire.FormatYYYYUV, 0, 6, image.Pt(2, 2), 702},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			pictures := cameraFrames(row.format, 5)
+			frames := rgbOf(row.format, row.colours, pictures)
 			to, answers := answersAt(t)
-			nd := start(t, onGPU(cameraCard(t, 3), fmt.Sprintf("name: cam, slo: 20s, format: rfc4175-uyvy, answers_to: %q%s", to, key)), withGPU(t, false)...)
+			nd := start(t, onGPU(cameraCard(t, 3), fmt.Sprintf("name: cam, slo: 20s, answers_to: %q, format: %s", to, row.keys)), withGPU(t, false)...)
 			port, err := net.Dial("udp", "127.0.0.1:"+portOf(t, nd, "cam"))
 			must.OK(t, err)
 			stop, stopped := make(chan struct{}), make(chan struct{})
@@ -281,8 +288,10 @@ func TestCameraUYVYOnGPU(t *testing.T) {
 				defer close(stopped)
 				defer port.Close()
 				for n := 0; ; n++ {
-					// Packets of whole pixels, of which half end inside a pair.
-					rtp := cameratest.RTP{Timestamp: uint32(n), Stream: 1, Width: cameraWidth, PixelBytes: 2, Pixels: pictures[n%len(pictures)], Size: 702}
+					rtp := cameratest.RTP{
+						Timestamp: uint32(n), Stream: 1, Width: cameraWidth / row.group.X, PixelBytes: row.groupBytes, Group: row.group,
+						Pixels: pictures[n%len(pictures)], Size: row.packetBytes,
+					}
 					for _, packet := range rtp.Packets() {
 						port.Write(packet)
 					}
@@ -316,11 +325,19 @@ func needGStreamer(t *testing.T) {
 func TestCameraGStreamer(t *testing.T) {
 	t.Parallel()
 	needGStreamer(t)
-	frames := cameraFrames(3, 5)
 	card := cameraCard(t, 3)
-	for format, clip := range map[string][][]byte{"rgb": frames, "bgr": reversed(frames)} {
+	for format, row := range map[string]struct {
+		key  string
+		clip wire.PictureFormat // of what GStreamer reads
+	}{
+		"rgb":  {"rfc4175", wire.FormatRGB8},
+		"bgr":  {"rfc4175-bgr", wire.FormatBGR8},
+		"uyvp": {"rfc4175-uyvy10", wire.FormatUYVY10},
+		"i420": {"rfc4175-yyyyuv", wire.FormatI420},
+	} {
+		clip := cameraFrames(row.clip, 5)
+		frames, key := rgbOf(row.clip, 0, clip), row.key
 		to, answers := answersAt(t)
-		key := map[string]string{"rgb": "rfc4175", "bgr": "rfc4175-bgr"}[format]
 		nd := start(t, fmt.Sprintf("functions: [{name: cam, model: %s, port: 0, format: %s, answers_to: \"%s\"}]\n", card, key, to))
 		const seconds = 60
 		startProgram(t, "gst-launch-1.0", "-q", "filesrc", "location="+clipOf(t, slices.Repeat(clip, seconds*20/len(frames))), "!",

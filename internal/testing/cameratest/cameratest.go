@@ -4,6 +4,7 @@ package cameratest
 
 import (
 	"encoding/binary"
+	"image"
 	"slices"
 )
 
@@ -90,6 +91,8 @@ type RTP struct {
 	Pixels            []byte
 	// Size is the max number of pixels' bytes in a packet, a multiple of PixelBytes.
 	Size int
+	// Group is the size of a pgroup, if it has several pixels. Width and PixelBytes are those of groups then.
+	Group image.Point
 }
 
 // Line is the header of a part of a line.
@@ -121,13 +124,13 @@ func (r *RTP) Packet(sequence uint16, marker bool, lines []Line, pixels []byte) 
 
 // Packets returns all packets in order.
 func (r *RTP) Packets() (packets [][]byte) {
-	lineBytes := r.Width * r.PixelBytes
+	lineBytes, across, down := r.Width*r.PixelBytes, max(1, r.Group.X), max(1, r.Group.Y)
 	for at := 0; at < len(r.Pixels); {
 		end := min(at+r.Size, len(r.Pixels))
 		var lines []Line
 		for from := at; from < end; {
 			to := min(end, (from/lineBytes+1)*lineBytes)
-			lines = append(lines, Line{to - from, from / lineBytes, from % lineBytes / r.PixelBytes})
+			lines = append(lines, Line{to - from, from / lineBytes * down, from % lineBytes / r.PixelBytes * across})
 			from = to
 		}
 		packets = append(packets, r.Packet(r.Sequence+uint16(len(packets)), end == len(r.Pixels), lines, slices.Clone(r.Pixels[at:end])))

@@ -41,7 +41,6 @@ func pictures(t *testing.T, b *harness) {
 		if in.TensorType != models.U8 {
 			in.Mean, in.Std = []float32{123.675, 116.28, 103.53}[:in.Channels], []float32{58.395, 57.12, 57.375}[:in.Channels]
 		}
-		in.UYVY = in.IsPicture() && in.Width%2 == 0 && random.IntN(2) == 0
 		for range in.Channels {
 			in.Pad = append(in.Pad, random.IntN(256))
 		}
