@@ -6,7 +6,6 @@
 package models
 
 import (
-	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -44,9 +43,6 @@ type Card struct {
 	Data []string `json:",omitempty"`
 	// Sums are the SHA-256 sums, in hex, that Files must have; nil if the configuration demands none.
 	Sums []string `json:",omitempty"`
-	// Lines are the lines of some keys in the card's file: "input.name", "input.size", "batches",
-	// "outputs[0].name", "outputs[0].shape". A key that is left out has the line of what holds it.
-	Lines map[string]int `json:",omitempty"`
 	// File is the card's own file, Dir the folder that it was read from. Both
 	// are absolute.
 	File string
@@ -92,19 +88,10 @@ type Card struct {
 	Labels []string
 }
 
-// Place returns the file and line of one of Lines, as " (FILE:LINE)" for the end of a sentence. It is empty
-// if the line is not known.
-func (c *Card) Place(key string) string {
-	if line := c.Lines[key]; line > 0 {
-		return fmt.Sprintf(" (%s:%d)", c.File, line)
-	}
-	return ""
-}
-
-// Equal reports whether two cards say the same, on whatever lines.
+// Equal reports whether two cards say the same.
 func (c *Card) Equal(other *Card) bool {
 	a, b := *c, *other
-	a.Lines, a.Warnings, b.Lines, b.Warnings = nil, nil, nil, nil
+	a.Warnings, b.Warnings = nil, nil
 	return reflect.DeepEqual(a, b)
 }
 

@@ -45,8 +45,8 @@ var NamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 // The error lists everything that is wrong, one line each: file, line, column, field, and
 // what would be right. Each is a *document.Problem.
 //
-// A returned card is consistent in itself. Whether the model matches it is known only
-// when a framework loads the model.
+// A returned card is consistent in itself, and has the inputs and outputs that an ONNX file declares. Whether another
+// model matches it is known only when a framework loads the model.
 func ReadCard(path string) (*Card, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -105,8 +105,14 @@ func decodeCard(path string, data []byte) (*Card, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Card{File: path, Dir: filepath.Dir(path)}
-	c.decode(doc.Root())
+	c, root := &Card{File: path, Dir: filepath.Dir(path)}, doc.Root()
+	outputs, model := c.decode(root)
+	if doc.Err() == nil && model != nil {
+		var m misfit
+		if err := c.checkDeclared(model, outputs); errors.As(err, &m) {
+			root.Find(m.path...).Reject("%v", err)
+		}
+	}
 	if err := doc.Err(); err != nil {
 		return nil, err
 	}
@@ -114,7 +120,8 @@ func decodeCard(path string, data []byte) (*Card, error) {
 	return c, nil
 }
 
-func (c *Card) decode(root document.Value) {
+// decode returns what checkDeclared compares: the outputs in the card, and the model's file; nil if only the framework can read it.
+func (c *Card) decode(root document.Value) (outputs []tensorFile, model *onnxfile.Model) {
 	var f cardFile
 	document.SetDefaults(&f)
 	root.Decode(&f)
@@ -138,7 +145,10 @@ func (c *Card) decode(root document.Value) {
 	}
 	c.Outputs = c.checkTensors(root.Find("outputs"), f.Outputs)
 
-	c.chooseBatches(f.Batches)
+	if c.Framework == "onnx" && c.Model != "" {
+		model, _ = onnxfile.Read(c.Model) // ONNX Runtime reports errors better
+	}
+	c.chooseBatches(f.Batches, model)
 	for i, n := range c.Batches[min(1, len(c.Batches)):] {
 		if last := c.Batches[i]; n > 0 && n < last {
 			root.Find("batches", i+1).Reject("is %d after %d, want batch sizes, ascending, like [1, 2, 4, 8]", n, last)
@@ -162,29 +172,7 @@ func (c *Card) decode(root document.Value) {
 	c.decodeDecoder(f.Decoder)
 	c.packInputs(root.Find("inputs"))
 	c.checkBytes(root)
-	c.noteLines(root, &f)
-}
-
-func (c *Card) noteLines(root document.Value, f *cardFile) {
-	c.Lines = map[string]int{"batches": root.Find("batches").Line()}
-	if input := root.Find("input"); len(c.Inputs) == 0 {
-		c.Lines["input.name"], c.Lines["input.size"] = input.Find("name").Line(), input.Find("size").Line()
-	}
-	for _, key := range []string{"constants", "state"} {
-		if root.Has(key) {
-			c.Lines[key] = root.Find(key).Line()
-		}
-	}
-	note := func(key string, tensors []Tensor, files []tensorFile) {
-		for at, file := range files { // outputs that are states are not among the tensors
-			if i := slices.IndexFunc(tensors, func(t Tensor) bool { return t.Name == file.Name }); i >= 0 {
-				c.Lines[fmt.Sprintf("%s[%d].name", key, i)] = root.Find(key, at, "name").Line()
-				c.Lines[fmt.Sprintf("%s[%d].shape", key, i)] = root.Find(key, at, "shape").Line()
-			}
-		}
-	}
-	note("inputs", c.Inputs, f.Inputs)
-	note("outputs", c.Outputs, f.Outputs)
+	return f.Outputs, model
 }
 
 // checkProgram checks the program that runs the model: a built-in framework or the user's
@@ -460,11 +448,11 @@ func (c *Card) packInputs(v document.Value) {
 }
 
 // chooseBatches sets the batch sizes: those of the card, or that of the model, or automatic ones.
-func (c *Card) chooseBatches(list []int) {
+func (c *Card) chooseBatches(list []int, model *onnxfile.Model) {
 	if c.Batches = list; len(list) > 1 || len(list) == 1 && list[0] != 1 {
 		return
 	}
-	switch n := c.fixedBatch(); {
+	switch n := c.fixedBatch(model); {
 	case len(list) == 1:
 	case n > 0:
 		c.Batches = []int{n}
@@ -477,13 +465,9 @@ func (c *Card) chooseBatches(list []int) {
 // fixedBatch returns the batch of the model's file, if that is the same for all requests; else 0. A tensor that has the
 // card's shape in the file has no batch axis; the batch is then 1. If the card says batches: [1], the file may leave
 // dimensions of the shape open.
-func (c *Card) fixedBatch() (batch int) {
-	if c.Framework != "onnx" || c.Model == "" {
+func (c *Card) fixedBatch(model *onnxfile.Model) (batch int) {
+	if model == nil {
 		return 0
-	}
-	model, err := onnxfile.Read(c.Model)
-	if err != nil {
-		return 0 // ONNX Runtime reports it better
 	}
 	declared := map[string][]onnxfile.Dim{}
 	for _, v := range slices.Concat(model.Inputs, model.Outputs) {

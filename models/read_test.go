@@ -244,7 +244,6 @@ func TestReadCardAllKeys(t *testing.T) {
 		Batches: []int{1, 2, 4}, SLO: 25 * time.Millisecond, KneePercent: 30, Knees: []Knee{{1, 20}, {4, 30}}, Threads: 2,
 		Decoder: Decoder{Name: "topk", Params: map[string]any{"k": int64(2)}},
 		Labels:  []string{"circle", "square", "3"},
-		Lines:   map[string]int{"batches": 15, "input.name": 6, "input.size": 7, "outputs[0].name": 14, "outputs[0].shape": 14},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
@@ -343,9 +342,6 @@ func TestReadCardInputs(t *testing.T) {
 	if want := Aligned(352) + 128; c.TensorBytes() != want {
 		t.Errorf("tensors take %d bytes, want %d", c.TensorBytes(), want)
 	}
-	if c.Lines["inputs[2].shape"] != 8 || c.Lines["constants"] != 9 {
-		t.Errorf("lines %v", c.Lines)
-	}
 }
 
 func TestReadCardDefaults(t *testing.T) {
@@ -358,7 +354,6 @@ func TestReadCardDefaults(t *testing.T) {
 		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW, Fit: "letterbox", Background: [3]uint8{255, 255, 255}},
 		Outputs: []Tensor{{Name: "y", Type: F32, Shape: []int64{2, 2, 2}}},
 		Batches: []int{1, 2, 4, 8, 16, 32}, AutoBatches: true, SLO: time.Minute, Decoder: Decoder{Name: "raw", Params: map[string]any{}},
-		Lines: map[string]int{"batches": 1, "input.name": 5, "input.size": 5, "outputs[0].name": 8, "outputs[0].shape": 8},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
@@ -373,8 +368,8 @@ func TestAutoBatches(t *testing.T) {
 		Outputs: []tinymodel.Value{{Name: "prob", Type: tinymodel.F32, Dims: []int64{3, 3}}},
 	}
 	open := fixed
-	open.Inputs = []tinymodel.Value{{Name: "image", Type: tinymodel.F32, Dims: []int64{tinymodel.Dynamic, 3, 4, 6}}}
-	open.Outputs = nil
+	open.Inputs = []tinymodel.Value{{Name: "image", Type: tinymodel.F32, Dims: []int64{tinymodel.Dynamic, 3, tinymodel.Dynamic, tinymodel.Dynamic}}}
+	open.Outputs = []tinymodel.Value{{Name: "prob", Type: tinymodel.F32, Dims: []int64{tinymodel.Dynamic, tinymodel.Dynamic}}}
 	for name, c := range map[string]struct {
 		batches, size string
 		output        string // "": as in card
@@ -412,6 +407,30 @@ func TestAutoBatches(t *testing.T) {
 	_, err := read(t, dir, strings.NewReplacer("[1, 2, 4]", "auto", "shape: [3]", "shape: [3], batch_axis: 2").Replace(card))
 	if err == nil || !strings.Contains(err.Error(), "batch_axis: is 2, want at most 1") {
 		t.Errorf("a batch axis beyond the tensor's: %v", err)
+	}
+}
+
+// The model's file says which inputs and outputs there are. An error has its place in the card.
+func TestReadCardModel(t *testing.T) {
+	file := tinymodel.Model{
+		Inputs:  []tinymodel.Value{{Name: "image", Type: tinymodel.F32, Dims: []int64{tinymodel.Dynamic, 3, 4, 6}}},
+		Outputs: []tinymodel.Value{{Name: "other", Type: tinymodel.F32, Dims: []int64{1, 3}}, {Name: "prob", Type: tinymodel.F32, Dims: []int64{tinymodel.Dynamic, 3}}},
+	}
+	dir := folder(t)
+	must.OK(t, os.WriteFile(filepath.Join(dir, "model.onnx"), file.Encode(), 0o600))
+	for change, want := range map[string]string{
+		"":                       "",
+		"name: image/name: x":    `card.yaml:6:9: input.name: model has no input "x"; it has ["image"]`,
+		"4, 6/6, 4":              `card.yaml:7:9: input.size: input "image" is f32 [n, 3, 4, 6] in the model, f32 [n, 3, 6, 4] in the card`,
+		"name: prob/name: y":     `card.yaml:14:12: outputs[0].name: model has no output "y"; it has ["other" "prob"]`,
+		"type: f32/type: f16":    `card.yaml:7:9: input.size: input "image" is f32 [n, 3, 4, 6] in the model, f16`,
+		"name: prob/name: other": `card.yaml:15:10: batches: output "other" is f32 [1, 3] in the model, fixed at batch 1; the card has batches [1 2 4], want [1]`,
+	} {
+		from, to, _ := strings.Cut(change, "/")
+		_, err := read(t, dir, strings.Replace(card, from, to, 1))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", change, err, want)
+		}
 	}
 }
 

@@ -62,7 +62,7 @@ func gpuName(d *control.ObservedDevice) string {
 // knees.
 func digestOf(card *models.Card) (string, error) {
 	bare := *card
-	bare.File, bare.Dir, bare.Model, bare.Data, bare.Lines, bare.SLO, bare.KneePercent, bare.Knees, bare.Batches, bare.AutoBatches = "", "", "", nil, nil, 0, 0, nil, nil, false
+	bare.File, bare.Dir, bare.Model, bare.Data, bare.SLO, bare.KneePercent, bare.Knees, bare.Batches, bare.AutoBatches = "", "", "", nil, 0, 0, nil, nil, false
 	sum := sha256.New()
 	if err := json.NewEncoder(sum).Encode(bare); err != nil {
 		return "", fmt.Errorf("compute digest of card %s: %w", card.Name, err)

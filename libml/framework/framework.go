@@ -168,9 +168,6 @@ type Node struct {
 	// the other, so they may use the same scratch memory. It is nil outside a worker on a GPU. It may
 	// be called from LinkModel on.
 	Lane func() int
-	// Checked reports whether the model was linked before, from the same file with the same card. LoadModel
-	// need not check the one against the other again.
-	Checked bool
 	// Evict reports whether the model will be evicted and loaded again. A Framework that is Evictable
 	// then loads its own weights, and does not use Weights. HostMemory limits what it may pin for loads. It
 	// must be set with Evict.

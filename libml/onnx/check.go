@@ -36,12 +36,15 @@ func (g *gpu) askReference() (err error) {
 func newReference(env framework.Environment, file *modelFile) (_ *answer.Reference, err error) {
 	card := env.Card
 	env.Threads = 1 // a shadow loads while other processes serve
-	c := newCPU(env, false)
+	c := newCPU(env)
 	defer func() { err = errors.Join(err, c.deinit()) }()
 	if err := c.init(); err != nil {
 		return nil, err
 	}
-	c.model, c.inputs = file.data, file.inputs
+	c.model = file.data
+	if c.inputs, err = declaredInputs(card); err != nil {
+		return nil, err
+	}
 	if _, err := c.linkModel(); err != nil {
 		return nil, err
 	}

@@ -17,16 +17,15 @@ import (
 
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
-	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/onnxfile"
 )
 
 // cpu is the framework on a CPU. It has one session for all batch sizes, and no mechanism of
 // the GPU path.
 //
 //	init            sets the session's options
-//	loadModel       reads the file. Unless an earlier process did: has ONNX Runtime parse it, checks it
-//	                against the card
+//	loadModel       reads the file, and which inputs it declares
 //	linkModel       makes the session: the optimised graph, its weights, its threads
 //	configureBatch  binds libml's buffers as the session's input and outputs
 //	inferBatch      makes one call into C, without an allocation. It copies tensors whose batch is not on
@@ -34,21 +33,20 @@ import (
 //	deinit          releases bindings and session
 type cpu struct {
 	card    *models.Card
-	checked bool
 	threads int
 	log     *slog.Logger
 	options *ort.SessionOptions
 	model   fileMemory // from loadModel until linkModel
 	session *ort.DynamicAdvancedSession
-	inputs  []signature.Tensor // that the model declares, if the card has constants, rows or sizes
-	sized   []*cpu             // of the other sizes, with the same session
+	inputs  []onnxfile.Value // that the model declares
+	sized   []*cpu           // of the other sizes, with the same session
 
 	mu      sync.RWMutex // guards batches
 	batches map[key]*batch
 }
 
-func newCPU(env framework.Environment, checked bool) *cpu {
-	return &cpu{card: env.Card, checked: checked, threads: max(1, env.Threads), log: env.Log, batches: make(map[key]*batch)}
+func newCPU(env framework.Environment) *cpu {
+	return &cpu{card: env.Card, threads: max(1, env.Threads), log: env.Log, batches: make(map[key]*batch)}
 }
 
 func (c *cpu) init() error {
@@ -91,10 +89,7 @@ func (c *cpu) loadModel() (err error) {
 	if err := checkData(c.card); err != nil {
 		return err
 	}
-	if c.checked && len(c.card.Constants) == 0 && !c.card.HasRows() && len(c.card.Sizes()) == 1 {
-		return nil // the parse takes half as long as the session
-	}
-	c.inputs, _, err = checkedDeclared(c.card, len(c.model))
+	c.inputs, err = declaredInputs(c.card)
 	return err
 }
 
@@ -192,8 +187,8 @@ func (c *cpu) bind(n int, inputs, outputs []device.Buffer) (_ *batch, err error)
 		}
 	}
 	for name, values := range c.card.Constants {
-		t := c.inputs[slices.IndexFunc(c.inputs, func(t signature.Tensor) bool { return t.Name == name })]
-		shape, data, err := t.Fill(values, n)
+		t := c.inputs[slices.IndexFunc(c.inputs, func(v onnxfile.Value) bool { return v.Name == name })]
+		shape, data, err := models.Fill(t, values, n)
 		if err != nil {
 			return nil, err
 		}

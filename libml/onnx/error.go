@@ -149,7 +149,7 @@ func explainMessage(card *models.Card, s string) string {
 		case slices.Equal(gives[1:], o.Shape):
 			hint = "; if its rows depend on what is in the image, want rows: {max: N}"
 		}
-		return fmt.Sprintf("output %q: the card says %s%s, the model gives %s%s", o.Name, listed(says), card.Place(fmt.Sprintf("outputs[%d].shape", i)), listed(gives), hint)
+		return fmt.Sprintf("output %q: the card says %s, the model gives %s%s", o.Name, listed(says), listed(gives), hint)
 	}
 	return ""
 }

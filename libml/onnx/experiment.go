@@ -33,19 +33,11 @@ func NewExperiment(path string, model *onnxfile.Model) (*Experiment, error) {
 	}
 	defer options.Destroy()
 	e := &Experiment{model: model}
-	e.session, err = ort.NewDynamicAdvancedSession(path, names(model.Inputs), names(model.Outputs), options)
+	e.session, err = ort.NewDynamicAdvancedSession(path, onnxfile.Names(model.Inputs), onnxfile.Names(model.Outputs), options)
 	if err != nil {
 		return nil, fmt.Errorf("load model: %w", summarize(&models.Card{Model: path}, err))
 	}
 	return e, nil
-}
-
-func names(values []onnxfile.Value) []string {
-	list := make([]string, len(values))
-	for i, v := range values {
-		list[i] = v.Name
-	}
-	return list
 }
 
 // Run runs the model. The inputs are in the model's order; the outputs, too.

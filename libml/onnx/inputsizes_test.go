@@ -67,15 +67,18 @@ func TestSized(t *testing.T) {
 
 func TestSizedErrors(t *testing.T) {
 	for name, c := range map[string]struct {
-		rows         int64
-		output, want string
+		rows   int64
+		output []int64
+		want   string
 	}{
-		"another number of axes":       {1, "shape: [6, 2, 1]", `output "y" has shape [1 2 2] in a batch of 1, and [6 2 1] in the card without the batch`},
-		"a size that is not for model": {6, "shape: [6, 2]", "axis == 1 || axis == largest was false. Attempting to broadcast an axis by a dimension other than 1. 2 by 6"},
+		"another number of axes":       {1, []int64{6, 2, 1}, `output "y" has shape [1 2 2] in a batch of 1, and [6 2 1] in the card without the batch`},
+		"a size that is not for model": {6, []int64{6, 2}, "axis == 1 || axis == largest was false. Attempting to broadcast an axis by a dimension other than 1. 2 by 6"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := linked(t, sizedCard(t, c.rows, "shape: [6, 2]"))
-			if _, _, err := f.Sized(sizedCard(t, c.rows, c.output).Sized(0)); err == nil || !strings.Contains(err.Error(), c.want) {
+			card := sizedCard(t, c.rows, "shape: [6, 2]")
+			f, of := linked(t, card), card.Sized(0)
+			of.Outputs[0].Shape = c.output
+			if _, _, err := f.Sized(of); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %s", err, c.want)
 			}
 		})

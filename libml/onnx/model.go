@@ -7,50 +7,35 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 
 	ort "github.com/yalue/onnxruntime_go"
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/onnxfile"
 )
 
-// modelFile is a model's file with the inputs and outputs that it declares. The GPU path
-// reads it only when it needs it: a prepared model replaces it.
+// modelFile is a model's file. The GPU path reads it only when it needs it: a prepared model replaces it.
 type modelFile struct {
-	mu              sync.Mutex // guards the others
-	data            []byte     // nil until the first read
-	inputs, outputs []signature.Tensor
+	mu   sync.Mutex // guards data
+	data []byte     // nil until the first read
 }
 
-// read returns the model's file. The first call reads it, and checks it against the card.
-func (m *modelFile) read(card *models.Card) ([]byte, error) {
+// read returns the model's file. The first call reads it.
+func (m *modelFile) read(card *models.Card) (_ []byte, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.data != nil {
 		return m.data, nil
 	}
-	var err error
-	m.data, m.inputs, m.outputs, err = readModel(card)
-	return m.data, err
-}
-
-// readModel reads a card's model, with its declared inputs and outputs. It returns an error
-// if the model does not fit the card.
-func readModel(card *models.Card) (data []byte, inputs, outputs []signature.Tensor, err error) {
-	if data, err = os.ReadFile(card.Model); err != nil {
-		return nil, nil, nil, fmt.Errorf("read model: %w", err)
-	}
 	if err := checkData(card); err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
-	if inputs, outputs, err = checkedDeclared(card, len(data)); err != nil {
-		return nil, nil, nil, err
+	if m.data, err = os.ReadFile(card.Model); err != nil {
+		return nil, fmt.Errorf("read model: %w", err)
 	}
-	return data, inputs, outputs, nil
+	return m.data, nil
 }
 
 // checkData returns an error if the model has weights in other files than when the card was read.
@@ -65,13 +50,13 @@ func checkData(card *models.Card) error {
 	return nil
 }
 
-// checkedDeclared is declared, and returns an error if the model does not fit the card. bytes is the
-// size of the file.
-func checkedDeclared(card *models.Card, bytes int) (inputs, outputs []signature.Tensor, err error) {
-	if inputs, outputs, err = declared(card); err != nil {
-		return nil, nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, bytes, summarize(card, err))
+// declaredInputs returns the inputs that the model's file declares.
+func declaredInputs(card *models.Card) ([]onnxfile.Value, error) {
+	model, err := onnxfile.Read(card.Model)
+	if err != nil {
+		return nil, fmt.Errorf("read model: %w", err)
 	}
-	return inputs, outputs, checkCard(card, inputs, outputs)
+	return model.Inputs, nil
 }
 
 // fileMemory is a file's bytes outside the Go heap. A worker loads models often: on the heap, the files
@@ -109,49 +94,6 @@ func (m *fileMemory) free() {
 		_ = unix.Munmap(*m) // it was mapped
 		*m = nil
 	}
-}
-
-// checkCard returns an error if a model with these inputs and outputs does not fit its card.
-func checkCard(card *models.Card, inputs, outputs []signature.Tensor) error {
-	if err := signature.Check(card, inputs, outputs); err != nil {
-		return fmt.Errorf("model %s does not fit its card: %w", card.Model, err)
-	}
-	return nil
-}
-
-// declared has ONNX Runtime parse the model without optimising it, and returns its declared
-// inputs and outputs.
-func declared(card *models.Card) (inputs, outputs []signature.Tensor, err error) {
-	options, err := newOptions(1)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer options.Destroy()
-	if err := options.SetGraphOptimizationLevel(ort.GraphOptimizationLevelDisableAll); err != nil {
-		return nil, nil, err
-	}
-	in, out, err := ort.GetInputOutputInfoWithOptions(card.Model, options)
-	if err != nil {
-		return nil, nil, err
-	}
-	return tensors(in), tensors(out), nil
-}
-
-func tensors(infos []ort.InputOutputInfo) []signature.Tensor {
-	out := make([]signature.Tensor, len(infos))
-	for i, info := range infos {
-		t := signature.Tensor{
-			Name: info.Name, Dims: info.Dimensions,
-			Type: strings.ToLower(strings.TrimPrefix(info.DataType.String(), "ONNX_TENSOR_ELEMENT_DATA_TYPE_")),
-		}
-		for d, element := range elementTypes {
-			if info.OrtValueType == ort.ONNXTypeTensor && info.DataType == element {
-				t.Type = string(d)
-			}
-		}
-		out[i] = t
-	}
-	return out
 }
 
 // elementTypes are ONNX Runtime's numbers of types.

@@ -69,14 +69,14 @@ func (f *Framework) Init(env framework.Environment) error {
 	}
 	f.card = env.Card
 	if env.Device == framework.DeviceCPU {
-		f.runner = newCPU(env, f.node.Checked)
+		f.runner = newCPU(env)
 	} else {
 		f.runner = newGPU(env, f.node)
 	}
 	return f.runner.init()
 }
 
-// LoadModel reads the model's file and checks it against the card.
+// LoadModel reads the model's file.
 func (f *Framework) LoadModel() error { return f.runner.loadModel() }
 
 // LinkModel makes the session, on a GPU that of the smallest batch size.

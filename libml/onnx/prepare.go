@@ -115,7 +115,7 @@ func (g *gpu) prepare() error {
 
 	stored := prepared.Answer{Sample: answer.Digest(g.reference.Input), Outputs: g.reference.Outputs}
 	s := &g.shared
-	if s.entry, err = s.store.Make(s.key, optimised, g.file.inputs, g.file.outputs, stored); err != nil {
+	if s.entry, err = s.store.Make(s.key, optimised, stored); err != nil {
 		return err
 	}
 	g.env.Log.Info("model prepared; its weights can be shared", "bytes", s.entry.Bytes, "took", time.Since(began))

@@ -6,23 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/framework"
 )
-
-// A prepared model has to fit the card, as the model's file has.
-func TestPreparedModelFitsCard(t *testing.T) {
-	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
-		r.card.Outputs[0].Name = "another"
-		if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err == nil || !strings.Contains(err.Error(), `"another"`) {
-			t.Errorf("%v", err)
-		}
-	})
-}
 
 // The stored answer belongs to the card's picture. For another picture the CPU is asked again.
 func TestPreparedAnswerSample(t *testing.T) {

@@ -74,8 +74,7 @@ func (s *sharedWeights) close() error {
 	return err
 }
 
-// openPrepared opens the prepared model, if there is one, and sets the reference. It returns
-// an error only if the card does not describe the model.
+// openPrepared opens the prepared model, if there is one, and sets the reference.
 func (g *gpu) openPrepared() error {
 	s, card := &g.shared, g.env.Card
 	if err := g.locatePrepared(); err != nil {
@@ -96,10 +95,6 @@ func (g *gpu) openPrepared() error {
 		return nil
 	}
 	s.entry = e
-	if err := checkCard(card, e.Inputs, e.Outputs); err != nil {
-		return err
-	}
-
 	input, err := answer.Sample(card, 0)
 	if err != nil {
 		return err

@@ -91,16 +91,20 @@ func (s *size) open() (err error) {
 
 // fillConstants makes the tensors of the card's constants.
 func (s *size) fillConstants() error {
-	inputs := s.g.file.inputs
-	if e := s.g.shared.entry; e != nil {
-		inputs = e.Inputs
+	card := s.g.env.Card
+	if len(card.Constants) == 0 {
+		return nil
+	}
+	inputs, err := declaredInputs(card)
+	if err != nil {
+		return err
 	}
 	for _, t := range inputs {
-		values, constant := s.g.env.Card.Constants[t.Name]
+		values, constant := card.Constants[t.Name]
 		if !constant {
 			continue
 		}
-		shape, data, err := t.Fill(values, s.n)
+		shape, data, err := models.Fill(t, values, s.n)
 		if err != nil {
 			return err
 		}

@@ -188,9 +188,6 @@ func (d *Document) value(node ast.Node, field string) Value {
 	return v
 }
 
-// Line returns the line of the value, or of what should hold it, in the file; from 1.
-func (v Value) Line() int { return v.line }
-
 // Absent reports whether there is no value here, or null.
 func (v Value) Absent() bool { return v.node == nil }
 

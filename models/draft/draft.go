@@ -110,7 +110,7 @@ func (w *writer) values() (p picked, known bool, err error) {
 	o := &w.options
 	given := o.Scale != 0 || len(o.Mean) > 0 || len(o.Std) > 0 || o.Colour != ""
 	if given && !w.picture {
-		return p, false, fmt.Errorf("--scale, --mean, --std and --colour are for pictures, and the model takes %s", describe(w.model.Inputs))
+		return p, false, fmt.Errorf("--scale, --mean, --std and --colour are for pictures, and the model takes %s", onnxfile.List(w.model.Inputs))
 	}
 	if !w.picture {
 		return p, false, nil

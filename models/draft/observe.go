@@ -151,7 +151,7 @@ func sizes(model *onnxfile.Model, size []int64) ([][]int64, error) {
 	open := openDims(model)
 	switch declared := ints(model.Metadata["imgsz"]); {
 	case len(size) > 0 && len(size) != len(open):
-		return nil, fmt.Errorf("--size has %d numbers, want %d, one for each dimension that the file leaves open: %s", len(size), len(open), describe(model.Inputs))
+		return nil, fmt.Errorf("--size has %d numbers, want %d, one for each dimension that the file leaves open: %s", len(size), len(open), onnxfile.List(model.Inputs))
 	case len(size) > 0:
 		return [][]int64{size}, nil
 	case len(open) == 0:
@@ -532,12 +532,4 @@ func (in *Input) values(image, input int) []float64 {
 		}
 	}
 	return values
-}
-
-func describe(values []onnxfile.Value) string {
-	list := make([]string, len(values))
-	for i, v := range values {
-		list[i] = v.String()
-	}
-	return strings.Join(list, ", ")
 }

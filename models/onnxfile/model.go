@@ -53,15 +53,36 @@ func (d Dim) String() string {
 	return "?" // some exporters write formulas
 }
 
-func (v Value) String() string {
+func (v Value) String() string { return printable(v.Name) + " " + v.Kind() }
+
+// Kind returns the type and the shape.
+func (v Value) Kind() string {
 	if v.Shape == nil {
-		return fmt.Sprintf("%s %s of an open shape", printable(v.Name), v.Type)
+		return v.Type + " of an open shape"
 	}
 	dims := make([]string, len(v.Shape))
 	for i, d := range v.Shape {
 		dims[i] = d.String()
 	}
-	return fmt.Sprintf("%s %s [%s]", printable(v.Name), v.Type, strings.Join(dims, ", "))
+	return fmt.Sprintf("%s [%s]", v.Type, strings.Join(dims, ", "))
+}
+
+// List describes values on one line.
+func List(values []Value) string {
+	list := make([]string, len(values))
+	for i, v := range values {
+		list[i] = v.String()
+	}
+	return strings.Join(list, ", ")
+}
+
+// Names returns the names of values.
+func Names(values []Value) []string {
+	list := make([]string, len(values))
+	for i, v := range values {
+		list[i] = v.Name
+	}
+	return list
 }
 
 // printable returns a name on one line.

@@ -89,7 +89,6 @@ var pure = map[string][]string{
 	"libml/residency":          {"os", "net", "syscall", "io"},
 	"cuda/swap/turns":          {"os", "net", "syscall", "io"},
 	"libml/answer":             {"os", "net", "syscall", "io"},
-	"libml/onnx/signature":     {"os", "net", "syscall", "io"},
 	"plan":                     {"os", "net", "syscall", "math/rand"},
 	"internal/confidence":      {"os", "net", "syscall", "io"},
 	"internal/streams":         {"os", "net", "syscall", "io"},

@@ -28,19 +28,13 @@ func (p *process) remember(n *control.Notice, weightsBytes int64, loading time.D
 	for _, w := range warm {
 		p.measured.Batches = append(p.measured.Batches, control.BatchTime{Size: w.size, Nanos: int64(w.elapsed), AloneNanos: int64(w.alone)})
 	}
-	p.checked = true
-}
-
-// isSameModel reports whether the measurements are of the file that this process loads.
-func (p *process) isSameModel(found *control.Measurements) bool {
-	return found != nil && p.worker != nil && found.ModelFile == p.loaded.stamp
 }
 
 // recall takes the measurements of an earlier process, if they are of this model and have what the process
 // needs to serve. It returns the times of the batch sizes, or nil. A process with an account needs the
 // time of a batch alone.
 func (p *process) recall(found *control.Measurements, sizes []int, account bool) (warm []warmUp) {
-	if !p.isSameModel(found) || found.PersistentBytes < 0 || found.EphemeralBytes < 0 || found.WeightsBytes < 0 || found.LoadNanos < 0 {
+	if found == nil || p.worker == nil || found.ModelFile != p.loaded.stamp || found.PersistentBytes < 0 || found.EphemeralBytes < 0 || found.WeightsBytes < 0 || found.LoadNanos < 0 {
 		return nil
 	}
 	for _, n := range sizes {

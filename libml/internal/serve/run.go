@@ -120,7 +120,6 @@ type process struct {
 	place     *gate.Place       // in the worker's lane
 	residence *conductor.Member // nil if the worker's memory has no limit
 	loaded    modelFile         // the model's file at the start; zero if there is none
-	checked   bool              // Node.Checked
 	// measured is what the warm-up of this process or of an earlier one has measured; nil before.
 	measured *control.Measurements
 
@@ -223,7 +222,6 @@ func (p *process) live(ctx context.Context, ended <-chan struct{}, attached cont
 // loadShadow loads the model of a shadow. A conductor has it loaded later, when there is room for it.
 func (p *process) loadShadow(attached *control.Attached) error {
 	p.loaded, _ = p.readModelFile() // a file that cannot be read fails the load
-	p.checked = p.isSameModel(attached.Measurements)
 	p.compared.Store(p.knowsFiles() && attached.Compared == p.loaded.stamp)
 	if p.worker.Conducted() {
 		return nil
@@ -359,7 +357,7 @@ func (p *process) onGPU() bool { return p.start.Device != "" && p.start.Device !
 // load does everything that a shadow does before it is woken.
 func (p *process) load() error {
 	env := framework.Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: framework.DeviceCPU}
-	node := framework.Node{Checked: p.checked}
+	var node framework.Node
 	if p.onGPU() {
 		env.Device, env.Stream, env.BatchStream = p.start.Device, p.stream, p.batchStream
 		if p.worker != nil {

@@ -21,7 +21,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/penstock/penstock/internal/testing/must"
-	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/private"
 )
 
@@ -289,21 +288,17 @@ func keyed(t *testing.T) (Store, Key) {
 	return Store{Dir: filepath.Join(dir, "cache")}, k
 }
 
-var (
-	inputs  = []signature.Tensor{{Name: "picture", Type: "f16", Dims: []int64{-1, 3, 224, 224}}}
-	outputs = []signature.Tensor{{Name: "prob", Type: "f32", Dims: []int64{-1, 1000}}}
-	right   = Answer{Sample: "00", Outputs: [][]float32{{0.5, 1}, {}, {float32(math.Inf(-1)), math.MaxFloat32, 3}}}
-)
+var right = Answer{Sample: "00", Outputs: [][]float32{{0.5, 1}, {}, {float32(math.Inf(-1)), math.MaxFloat32, 3}}}
 
 func TestEntry(t *testing.T) {
 	s, k := keyed(t)
 	if _, err := s.Open(k); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("before it is made: %v", err)
 	}
-	made, err := s.Make(k, sharedModel(), inputs, outputs, right)
+	made, err := s.Make(k, sharedModel(), right)
 	must.OK(t, err)
 	read, err := s.Open(k)
-	if err != nil || !reflect.DeepEqual(made.Index, read.Index) || !bytes.Equal(made.Graph, read.Graph) || made.Dir != read.Dir || !reflect.DeepEqual(read.Inputs, inputs) || read.Answer.Sample != right.Sample || !reflect.DeepEqual(read.Answer.Outputs, right.Outputs) {
+	if err != nil || !reflect.DeepEqual(made.Index, read.Index) || !bytes.Equal(made.Graph, read.Graph) || made.Dir != read.Dir || read.Answer.Sample != right.Sample || !reflect.DeepEqual(read.Answer.Outputs, right.Outputs) {
 		t.Errorf("%+v, %v", read, err)
 	}
 	weights, err := os.ReadFile(read.Weights())
@@ -385,7 +380,7 @@ func TestDamagedEntries(t *testing.T) {
 		},
 	}
 	for what, harm := range spoil {
-		e, err := s.Make(k, sharedModel(), inputs, outputs, right)
+		e, err := s.Make(k, sharedModel(), right)
 		must.OK(t, err)
 		must.OK(t, harm(e.Dir))
 		if _, err := s.Open(k); err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -401,7 +396,7 @@ func TestDamagedEntries(t *testing.T) {
 func TestRefusalKept(t *testing.T) {
 	s, k := keyed(t)
 	model := modelOf(withNode(nodeOf("", "MemcpyToHost", []string{"x"})))
-	if _, err := s.Make(k, model, inputs, outputs, Answer{}); !errors.Is(err, ErrNotShareable) {
+	if _, err := s.Make(k, model, Answer{}); !errors.Is(err, ErrNotShareable) {
 		t.Fatal(err)
 	}
 	if _, err := s.Open(k); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "the CPU") {
@@ -409,7 +404,7 @@ func TestRefusalKept(t *testing.T) {
 	}
 	// The same applies to a good entry that turned out not to work.
 	must.OK(t, s.Remove(k))
-	if _, err := s.Make(k, sharedModel(), inputs, outputs, Answer{}); err != nil {
+	if _, err := s.Make(k, sharedModel(), Answer{}); err != nil {
 		t.Fatal(err)
 	}
 	must.OK(t, s.Refuse(k, errors.New("wrong answers")))
@@ -422,7 +417,7 @@ func TestRefusalKept(t *testing.T) {
 func TestRefusalByOther(t *testing.T) {
 	s, k := keyed(t)
 	must.OK(t, s.Refuse(k, errors.New("wrong answers")))
-	if _, err := s.Make(k, sharedModel(), inputs, outputs, Answer{}); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "wrong answers") {
+	if _, err := s.Make(k, sharedModel(), Answer{}); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "wrong answers") {
 		t.Errorf("%v", err)
 	}
 }
@@ -451,7 +446,7 @@ func TestOpenEntry(t *testing.T) {
 func useEntry(s Store, k Key) error {
 	e, err := s.Open(k)
 	if errors.Is(err, fs.ErrNotExist) {
-		e, err = s.Make(k, sharedModel(), inputs, outputs, right)
+		e, err = s.Make(k, sharedModel(), right)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // another process removed it before Make opened it
 		}
@@ -473,7 +468,7 @@ func TestManyMakeOneEntry(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if e, err := s.Make(k, sharedModel(), inputs, outputs, right); err != nil || len(e.Graph) == 0 {
+			if e, err := s.Make(k, sharedModel(), right); err != nil || len(e.Graph) == 0 {
 				t.Errorf("%v", err)
 			}
 		})
@@ -499,7 +494,7 @@ func TestTheFolderIsBounded(t *testing.T) {
 	for i := range 6 {
 		k.Contents = fmt.Sprint(i)
 		keys = append(keys, k)
-		e, err := s.Make(k, sharedModel(), inputs, outputs, right)
+		e, err := s.Make(k, sharedModel(), right)
 		must.OK(t, err)
 		if i == 0 {
 			defer e.Close() // the first is in use

@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/libml/answer"
-	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/private"
@@ -94,12 +93,10 @@ type Index struct {
 	Tensors []Tensor `json:"tensors"`
 	// GraphSHA256 is the checksum of the graph. Bytes and CRC32C (Castagnoli) are those of
 	// the file of weights.
-	GraphSHA256 string             `json:"graph_sha256"`
-	Bytes       int64              `json:"bytes"`
-	CRC32C      uint32             `json:"crc32c"`
-	Inputs      []signature.Tensor `json:"inputs"`
-	Outputs     []signature.Tensor `json:"outputs"`
-	Answer      Answer             `json:"answer"`
+	GraphSHA256 string `json:"graph_sha256"`
+	Bytes       int64  `json:"bytes"`
+	CRC32C      uint32 `json:"crc32c"`
+	Answer      Answer `json:"answer"`
 	// Refused is the reason if the weights cannot be shared. The entry then has only its Key.
 	Refused string `json:"refused,omitempty"`
 }
@@ -305,7 +302,7 @@ func readFile(path string, most int64) ([]byte, error) {
 // Make makes an entry of an optimised model that ONNX Runtime saved, and opens it. If
 // another process has made the entry meanwhile, Make opens that one. It returns
 // ErrNotShareable as splitModel does.
-func (s Store) Make(k Key, optimised []byte, inputs, outputs []signature.Tensor, a Answer) (*Entry, error) {
+func (s Store) Make(k Key, optimised []byte, a Answer) (*Entry, error) {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("prepare model: %w", err)
 	}
@@ -315,7 +312,7 @@ func (s Store) Make(k Key, optimised []byte, inputs, outputs []signature.Tensor,
 	}
 	defer os.RemoveAll(dir) // if it was not renamed
 
-	i := Index{Key: k, Inputs: inputs, Outputs: outputs, Answer: a}
+	i := Index{Key: k, Answer: a}
 	if err := i.write(dir, optimised); err != nil {
 		if errors.Is(err, ErrNotShareable) {
 			err = errors.Join(err, s.Refuse(k, err))
