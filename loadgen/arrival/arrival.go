@@ -55,7 +55,7 @@ const (
 	// phase, as cameras have.
 	Video
 	// Bursts are groups of requests at one time. The groups are Poisson; the
-	// streams take turns within a group.
+	// streams take turns within a group, from a random one on.
 	Bursts
 )
 
@@ -121,14 +121,10 @@ func New(p Process, rate Rate, streams int, seed uint64) Arrivals {
 	random := rand.New(rand.NewPCG(seed, 0x70656e73746f636b))
 	a := &arrivals{rate: cursor{steps: rate.steps}, streams: streams}
 	switch p.Shape {
-	case Constant:
-		a.points = &constant{next: random.Float64()}
-	case Video:
-		a.points = newVideo(streams, random)
-	case Bursts:
-		a.points = &bursts{size: max(p.Size, 1), random: random}
+	case Constant, Video:
+		a.points = newPeriodic(streams, p.Shape == Constant, random)
 	default:
-		a.points = &poisson{random: random}
+		a.points = &bursts{size: max(p.Size, 1), random: random}
 	}
 	return a
 }
@@ -150,74 +146,58 @@ type points interface {
 	place(streams int) (point float64, stream int)
 }
 
-type poisson struct {
-	random *rand.Rand
-	point  float64
-}
-
-// If the points of a Poisson process go to random streams, each stream is an
-// independent Poisson process.
-func (p *poisson) place(streams int) (float64, int) {
-	p.point += p.random.ExpFloat64()
-	return p.point, p.random.IntN(streams)
-}
-
-type constant struct {
-	next  float64
-	count int
-}
-
-func (c *constant) place(streams int) (float64, int) {
-	point, stream := c.next, c.count%streams
-	c.next++
-	c.count++
-	return point, stream
-}
-
-// video: a stream's frames lie `streams` points apart, starting at its phase.
-// The phases ascend, so the streams' frames follow one another in the same
-// order in every period.
-type video struct {
+// periodic: a stream's requests lie `streams` points apart, starting at its phase.
+// The phases ascend, so the streams follow one another in the same order in every
+// period.
+type periodic struct {
 	phases []float64
 	period float64
 	next   int
 }
 
-func newVideo(streams int, random *rand.Rand) *video {
+// newPeriodic gives each stream a random phase. If spaced, only the first one is
+// random, and the others follow at equal distances.
+func newPeriodic(streams int, spaced bool, random *rand.Rand) *periodic {
 	phases := make([]float64, streams)
+	first := random.Float64()
 	for i := range phases {
-		phases[i] = random.Float64() * float64(streams)
+		phases[i] = first + float64(i)
+		if !spaced {
+			phases[i] = random.Float64() * float64(streams)
+		}
 	}
 	slices.Sort(phases)
-	return &video{phases: phases}
+	return &periodic{phases: phases}
 }
 
-func (v *video) place(streams int) (float64, int) {
-	stream := v.next
-	point := v.period + v.phases[stream]
-	v.next++
-	if v.next == streams {
-		v.next = 0
-		v.period += float64(streams)
+func (c *periodic) place(streams int) (float64, int) {
+	stream := c.next
+	point := c.period + c.phases[stream]
+	c.next++
+	if c.next == streams {
+		c.next = 0
+		c.period += float64(streams)
 	}
 	return point, stream
 }
 
+// bursts are Poisson. The first request of a burst goes to a random stream. With
+// bursts of one request, each stream is therefore an independent Poisson process.
 type bursts struct {
 	random *rand.Rand
 	size   int
 	point  float64
 	left   int
-	count  int
+	stream int
 }
 
 func (b *bursts) place(streams int) (float64, int) {
 	if b.left == 0 {
 		b.point += b.random.ExpFloat64() * float64(b.size)
-		b.left = b.size
+		b.left, b.stream = b.size, b.random.IntN(streams)
 	}
 	b.left--
-	stream := b.count % streams
-	b.count++
+	stream := b.stream
+	b.stream = (stream + 1) % streams
 	return b.point, stream
 }

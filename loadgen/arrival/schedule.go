@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -60,14 +61,10 @@ func (s Schedule) Rate(function string, perSecond float64) Rate {
 // CheckFunctions returns an error that names the first line whose function is
 // not in known.
 func (s Schedule) CheckFunctions(known []string) error {
-lines:
 	for _, change := range s {
-		for _, name := range known {
-			if change.Function == name {
-				continue lines
-			}
+		if !slices.Contains(known, change.Function) {
+			return fmt.Errorf("%s: function %q gets no traffic; there are %s", change.Where, change.Function, strings.Join(known, ", "))
 		}
-		return fmt.Errorf("%s: function %q gets no traffic; there are %s", change.Where, change.Function, strings.Join(known, ", "))
 	}
 	return nil
 }
