@@ -187,7 +187,7 @@ func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan
 // changed changes as little of an old plan as possible, and records the planning
 // time.
 func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.Plan, *change.Change, error) {
-	c, took, err := timed(ctx, func() (*change.Change, error) { return planner.Change(old, problem) })
+	c, took, err := timed(ctx, func() (*change.Change, error) { return change.From(old, problem) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("--from: %w", err)
 	}

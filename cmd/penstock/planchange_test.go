@@ -32,7 +32,7 @@ func TestPlanFromOtherBound(t *testing.T) {
 				t.Fatal(text)
 			}
 			_, err := penstock(t, "plan", "--profiles", published, "--services", services(t, rows), "--from", file(t, "old.json", edited))
-			if err == nil || !strings.Contains(err.Error(), "resnet50 has latency_bound_ms "+bound+": policy "+policy+" plans with half of slo_ms × 0.9, which is 45") {
+			if err == nil || !strings.Contains(err.Error(), "services[0]: latency_bound_ms "+bound+": want 45") {
 				t.Errorf("%s, %s: %v", policy, bound, err)
 			}
 		}

@@ -108,12 +108,8 @@ var ErrOldPlan = errors.New("the old plan cannot be changed")
 
 // From changes an old plan, which it only reads, into one for the problem.
 //
-// It checks the old plan against the problem's GPUs and profiles, for the old
-// plan's own rates, objectives and latency bounds. If only the rate of a service
-// changes, the service keeps its bound. For other changes and new services, the
-// bound is Problem.Bound's. If that is nil, the bound is the same part of the
-// objective as before (plan.HalfSLO for new services). It is never more than the
-// objective.
+// It checks the old plan against the problem's GPUs, profiles and latency bounds,
+// for the old plan's own rates and objectives.
 //
 // A fleet may be too small for the change unless services that stay move. Then as
 // few of them Move as From finds necessary: one after the other, those with the
@@ -137,10 +133,7 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	if err := check(old, p); err != nil {
 		return nil, err
 	}
-	bounded := *p
-	bounded.Bound = bounds(old, p)
-
-	w := world{problem: &bounded, tables: p.Tables()}
+	w := world{problem: p, tables: p.Tables()}
 	before := map[string]plan.Assigned{}
 	for _, s := range old.Services {
 		before[s.Service] = s
@@ -175,8 +168,8 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	if err := w.placeAround(old, wanted, newJobs, stay); err != nil {
 		return nil, err
 	}
-	change.Plan = assemble(&bounded, old, w.all())
-	if fresh, err := current.Plan(&bounded); err == nil {
+	change.Plan = assemble(p, old, w.all())
+	if fresh, err := current.Plan(p); err == nil {
 		compare(change.Plan, fresh)
 	}
 	change.markMoved(old)
@@ -211,35 +204,13 @@ func check(old *plan.Plan, p *plan.Problem) error {
 	}
 	as := *p
 	as.Services = nil
-	bound := map[string]float64{}
 	for _, s := range old.Services {
 		as.Services = append(as.Services, plan.Service{Name: s.Service, Model: s.Model, RateRPS: s.RateRPS, SLOMS: s.SLOMS})
-		bound[s.Service] = s.LatencyBoundMS
 	}
-	as.Bound = func(s plan.Service) float64 { return bound[s.Name] }
 	if err := verify.Plan(&as, old); err != nil {
 		return fmt.Errorf("%w: %w", ErrOldPlan, err)
 	}
 	return nil
-}
-
-// bounds returns the latency bounds of the changed plan, see From.
-func bounds(old *plan.Plan, p *plan.Problem) func(plan.Service) float64 {
-	before := make(map[string]plan.Assigned, len(old.Services))
-	for _, s := range old.Services {
-		before[s.Service] = s
-	}
-	return func(s plan.Service) float64 {
-		was, exists := before[s.Name]
-		bound := p.BoundMS(s)
-		switch {
-		case exists && was.SLOMS == s.SLOMS && was.Model == s.Model:
-			bound = was.LatencyBoundMS
-		case exists && p.Bound == nil:
-			bound = was.LatencyBoundMS / was.SLOMS * s.SLOMS
-		}
-		return min(bound, s.SLOMS)
-	}
 }
 
 // compare compares a changed plan with a new plan of its policy for the same

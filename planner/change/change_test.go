@@ -76,13 +76,7 @@ type fataler interface {
 // hold checks everything that holds for every change.
 func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 	t.Helper()
-	as := *p
-	bound := map[string]float64{}
-	for _, s := range c.Plan.Services {
-		bound[s.Service] = s.LatencyBoundMS
-	}
-	as.Bound = func(s plan.Service) float64 { return bound[s.Name] }
-	if err := verify.Plan(&as, c.Plan); err != nil {
+	if err := verify.Plan(p, c.Plan); err != nil {
 		t.Fatalf("the new plan: %v", err)
 	}
 	of := func(pl *plan.Plan, service string) (list []plan.Segment) {
@@ -115,7 +109,7 @@ func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 			t.Fatalf("%+v: it has %d segments", s, n)
 		}
 		if s.Fate == Changes || s.Fate == New {
-			only := as
+			only := *p
 			only.Services = []plan.Service{p.Services[slices.IndexFunc(p.Services, func(q plan.Service) bool { return q.Name == s.Service })]}
 			only.Fleet = nil
 			by, err := pack.New().Plan(&only)
