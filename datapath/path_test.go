@@ -344,9 +344,9 @@ func TestLeastLoadedQueue(t *testing.T) {
 	if big != 12 || small != 4 {
 		t.Errorf("shares of 60 and 20 %% got %d and %d requests, want 12 and 4", big, small)
 	}
-	for i, q := range b.queues {
+	for i, requests := range []int{big, small} {
 		c := b.owner(i, 1)
-		c.Answer(c.Await(q.channel.Queued()), nil)
+		c.Answer(c.Await(requests), nil)
 	}
 	for tag, status := range s.Statuses(n) {
 		if status != client.StatusOK {

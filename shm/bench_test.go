@@ -74,7 +74,7 @@ func BenchmarkAcquire(b *testing.B) {
 	for b.Loop() {
 		c := sides[generation%2]
 		generation++
-		p.channel.SetEpoch(c.Generation())
+		p.channel.SetEpoch(c.generation)
 		acquire(b, c)
 		c.Release()
 	}

@@ -403,28 +403,8 @@ func (c *Channel) Withdraw(slot uint32) error {
 	return nil
 }
 
-// Queued is the number of requests in the ring, 0 to Slots: those published and
-// not taken, and those withdrawn that the consumer has not skipped yet.
-func (c *Channel) Queued() int {
-	if !c.enter() {
-		return 0
-	}
-	defer c.leave()
-	return int(min(c.ring.tail.Load()-c.back.head.Load(), c.g.Slots))
-}
-
 // Rejected counts replies that were dropped because they were invalid.
 func (c *Channel) Rejected() uint64 { return c.rejected.Load() }
-
-// LastBatchEnd is when the last batch ended, as the consumer reports, in
-// nanoseconds of Now; 0 before the first.
-func (c *Channel) LastBatchEnd() int64 {
-	if !c.enter() {
-		return 0
-	}
-	defer c.leave()
-	return int64(c.back.lastBatchEnd.Load())
-}
 
 // Close ends a blocked Receive, waits until all calls have returned, and unmaps
 // the channel's memory. Other processes keep their mappings. Closing twice is

@@ -130,9 +130,6 @@ func newConsumer(generation uint32, g Geometry, table, ring, replies *os.File) (
 	}, nil
 }
 
-// Generation is the generation of this consumer.
-func (c *Consumer) Generation() uint32 { return c.generation }
-
 // Eager makes Acquire poll without a pause before it sleeps, in two phases of
 // at most d. The first phase begins with the first Acquire, as the epoch is
 // about to name this generation. The second begins when the epoch names it, as

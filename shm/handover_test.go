@@ -78,8 +78,8 @@ func (s *stream) receiveAll() {
 func (s *stream) until(what string, met func() bool) {
 	s.t.Helper()
 	if !wait.Until(met) {
-		s.t.Fatalf("%s: epoch %d, owner %d, %d of %d answered, %d queued", what,
-			s.channel.Epoch(), s.channel.Owner(), s.answered.Load(), s.published.Load(), s.channel.Queued())
+		s.t.Fatalf("%s: epoch %d, owner %d, %d of %d answered", what,
+			s.channel.Epoch(), s.channel.Owner(), s.answered.Load(), s.published.Load())
 	}
 }
 
@@ -163,7 +163,7 @@ func answerIDs(c *Consumer, slots []uint32) {
 	for _, slot := range slots {
 		id := strconv.FormatUint(uint64(c.Request(slot).ID), 10)
 		copy(c.ResultBuffer(slot), id)
-		c.Complete(slot, Result{Length: uint32(len(id)), ModelVersion: c.Generation()})
+		c.Complete(slot, Result{Length: uint32(len(id)), ModelVersion: c.generation})
 	}
 	c.Flush()
 	c.BatchEnded(Now())

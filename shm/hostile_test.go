@@ -51,11 +51,7 @@ func (r *referee) observe(t failer, slot uint32) {
 	if stage, _ := r.channel.Stage(slot); stage > StageStarted {
 		t.Fatalf("stage %d", stage)
 	}
-	if n := r.channel.Queued(); n < 0 || n > int(r.g.Slots) {
-		t.Fatalf("%d queued", n)
-	}
 	r.channel.Owner()
-	r.channel.LastBatchEnd()
 }
 
 func (r *referee) withdraw(t failer, slot uint32) {

@@ -106,7 +106,7 @@ func echo(c *Consumer, work time.Duration) {
 		for _, slot := range slots {
 			id := strconv.FormatUint(uint64(c.Request(slot).ID), 10)
 			copy(c.ResultBuffer(slot), id)
-			c.Complete(slot, Result{Length: uint32(len(id)), ModelVersion: c.Generation(), Inferred: Now()})
+			c.Complete(slot, Result{Length: uint32(len(id)), ModelVersion: c.generation, Inferred: Now()})
 		}
 		c.Flush()
 		c.BatchEnded(Now())

@@ -20,8 +20,8 @@ func TestGPUStages(t *testing.T) {
 	must.OK(t, l.turn())
 	r := h.Channel.Result(h.Replies(1)[0])
 	whole := h.Table.Request(1).Complete
-	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= h.Channel.LastBatchEnd()) {
-		t.Errorf("whole %d, %+v, batch end %d: not in order, or inference took no %v", whole, r, h.Channel.LastBatchEnd(), late)
+	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= l.Ring.LastBatchEnd()) {
+		t.Errorf("whole %d, %+v, batch end %d: not in order, or inference took no %v", whole, r, l.Ring.LastBatchEnd(), late)
 	}
 }
 

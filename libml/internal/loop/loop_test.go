@@ -51,8 +51,8 @@ func TestBatchSize(t *testing.T) {
 					t.Errorf("slot %d has batch %d of version %d, want %d of 7", slot, r.Batch, r.ModelVersion, c.batch)
 				}
 				whole := h.Table.Request(slot).Complete
-				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= h.Channel.LastBatchEnd()) {
-					t.Errorf("whole %d, %+v, batch end %d are not in order", whole, r, h.Channel.LastBatchEnd())
+				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= l.Ring.LastBatchEnd()) {
+					t.Errorf("whole %d, %+v, batch end %d are not in order", whole, r, l.Ring.LastBatchEnd())
 				}
 			}
 			h.Silent()
