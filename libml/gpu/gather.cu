@@ -516,12 +516,12 @@ struct Axis {
 struct Picture {
   u64 at;              // address of its first byte
   Axis across, down;
-  u32 plane[3];        // bits before the first samples
+  u32 plane[3];        // samples before the first ones
   u32 row, colourRow;  // bytes from a row to the next, in the first plane and the others
-  u8 pair, colour;     // bits from a pair of pixels to the next in the first plane, from a pixel to the next in the others
-  u8 half;             // 1: pairs of columns share colours; 3: pairs of rows, too; 7: these are one row of bytes
+  u8 pixel, colour;    // samples from a pixel to the next, in the first plane and the others
+  u8 half;             // 1: pairs of columns share colours; 3: pairs of rows, too; 7: these are one row of groups
   u8 kind;
-  u8 pitch;            // bits from a sample to the next, in the first plane
+  u8 pitch;            // bits from a sample to the next, of GREY and BAYER
   u8 bits;             // of a sample
   u8 highFirst;        // two samples in three bytes: high, low of both, high
   u8 order;            // of BAYER
@@ -602,12 +602,6 @@ static __device__ __forceinline__ void bayer(const Picture &p, u32 x, u32 y, u32
   }
 }
 
-// highByte returns the high 8 bits of a sample that begins after so many bits.
-static __device__ __forceinline__ u32 highByte(u64 at, u32 bits) {
-  u32 a = readByte(at + (bits >> 3)), shift = bits & 7;
-  return shift ? (a << 8 | readByte(at + (bits >> 3) + 1)) >> (8 - shift) & 255 : a;
-}
-
 // colourOf sets the levels of red, green and blue of a pixel, 0 to 255.
 static __device__ __forceinline__ void colourOf(const Sampling &b, const Picture &p, u32 x, u32 y, float *rgb) {
   u32 v[3];
@@ -621,11 +615,22 @@ static __device__ __forceinline__ void colourOf(const Sampling &b, const Picture
     }
     return;
   }
-  u32 group = p.half >> 2;
+  // Of groups of four pixels, the second row's samples come after the first's.
+  u32 group = p.half >> 2, pixel = x * p.pixel + 2 * (y & group) - 2 * (x & group), colour = (x >> (p.half & 1)) * p.colour;
   u64 first = p.at + (u64)(y >> group) * p.row, others = p.at + (u64)(y >> (p.half >> 1 & 1)) * p.colourRow;
-  u32 bits = (x >> 1) * p.pair + (x & 1) * p.pitch, colour = (x >> (p.half & 1)) * p.colour;
-  v[0] = highByte(first, p.plane[0] + bits + (y & group) * 16);
-  v[1] = highByte(others, p.plane[1] + colour), v[2] = highByte(others, p.plane[2] + colour);
+  u64 row[3] = {first, others, others};
+  u32 sample[3] = {p.plane[0] + pixel, p.plane[1] + colour, p.plane[2] + colour};
+  if (p.bits == 8) {
+#pragma unroll
+    for (u32 c = 0; c < 3; c++) v[c] = readByte(row[c] + sample[c]);
+  } else {  // the high 8 of 10
+#pragma unroll
+    for (u32 c = 0; c < 3; c++) {
+      u32 bit = sample[c] * 10;
+      u64 at = row[c] + (bit >> 3);
+      v[c] = (readByte(at) << 8 | readByte(at + 1)) >> (8 - (bit & 7)) & 255;
+    }
+  }
   if (p.kind == YUV) {
     // In 1024ths of a level, as in models/sampling.
     const Matrix &m = b.matrix[p.colours];
@@ -635,7 +640,7 @@ static __device__ __forceinline__ void colourOf(const Sampling &b, const Picture
     v[1] = clamp((light + ((512 + m.greenOfU * blue) >> 10) + (m.greenOfV * red >> 10)) >> 10);
     v[2] = clamp((light + (m.blueOfU * blue >> 10)) >> 10);
   }
-  u32 alpha = p.kind == RGBA ? highByte(first, bits + 24) : 255;
+  u32 alpha = p.kind == RGBA ? readByte(first + pixel + 3) : 255;
 #pragma unroll
   for (u32 c = 0; c < 3; c++) {
     rgb[c] = v[c];

@@ -43,7 +43,7 @@ type samplingPicture struct {
 	Across, Down                       samplingAxis
 	Plane                              [3]uint32
 	Row, ColourRow                     uint32
-	Pair, Colour, Half, Kind           uint8
+	Pixel, Colour, Half, Kind          uint8
 	Pitch, Bits, HighFirst, BayerOrder uint8
 	Low, Image                         uint16
 	Scale                              float32
@@ -125,39 +125,34 @@ func newSamplingPicture(in *models.Input, picture wire.Picture, r sampling.Regio
 	if row == 0 {
 		row = uint32(picture.RowBytes())
 	}
-	bits := l.Samples * l.Bits
 	p := samplingPicture{
 		At: uint64(at), Image: uint16(index), Row: row, ColourRow: row,
 		Across: newSamplingAxis(r.Part.Min.X, r.Part.Dx(), picture.Width, r.Inside.Min.X, r.Inside.Dx(), in.Antialias),
 		Down:   newSamplingAxis(r.Part.Min.Y, r.Part.Dy(), picture.Height, r.Inside.Min.Y, r.Inside.Dy(), in.Antialias),
-		Pair:   uint8(2 * bits), Colour: uint8(bits), Pitch: uint8(bits), Kind: samplesYUV, Colours: uint32(picture.Colours),
+		Pixel:  uint8(l.Samples), Colour: uint8(l.Samples), Bits: uint8(l.Bits), Kind: samplesYUV, Colours: uint32(picture.Colours),
 	}
 	_, black := sampling.MatrixOf(picture.Colours)
 	p.Low = uint16(black)
-	luma := 8 * row * uint32(picture.Height)
+	luma := row * uint32(picture.Height)
 	switch picture.Format {
-	case wire.FormatRGB8:
-		p.Kind, p.Plane = samplesRGB, [3]uint32{0, 8, 16}
+	case wire.FormatRGB8, wire.FormatRGB10:
+		p.Kind, p.Plane = samplesRGB, [3]uint32{0, 1, 2}
 	case wire.FormatBGR8:
-		p.Kind, p.Plane = samplesRGB, [3]uint32{16, 8, 0}
+		p.Kind, p.Plane = samplesRGB, [3]uint32{2, 1, 0}
 	case wire.FormatRGBA8:
-		p.Kind, p.Plane = samplesRGBA, [3]uint32{0, 8, 16}
-	case wire.FormatRGB10:
-		p.Kind, p.Plane = samplesRGB, [3]uint32{0, 10, 20}
+		p.Kind, p.Plane = samplesRGBA, [3]uint32{0, 1, 2}
 	case wire.FormatGrey8:
 		p.Kind = samplesRGB // three times the same
 	case wire.FormatNV12:
-		p.Plane, p.Colour, p.Half = [3]uint32{0, luma, luma + 8}, 16, 3
+		p.Plane, p.Colour, p.Half = [3]uint32{0, luma, luma + 1}, 2, 3
 	case wire.FormatI420:
 		p.Plane, p.ColourRow, p.Half = [3]uint32{0, luma, luma + luma/4}, row/2, 3
-	case wire.FormatUYVY:
-		p.Plane, p.Colour, p.Half = [3]uint32{8, 0, 16}, 32, 1
+	case wire.FormatUYVY, wire.FormatUYVY10:
+		p.Plane, p.Colour, p.Half = [3]uint32{1, 0, 2}, 4, 1
 	case wire.FormatYUYV:
-		p.Plane, p.Colour, p.Half = [3]uint32{0, 8, 24}, 32, 1
-	case wire.FormatUYVY10:
-		p.Plane, p.Colour, p.Half = [3]uint32{10, 0, 20}, 40, 1
+		p.Plane, p.Colour, p.Half = [3]uint32{0, 1, 3}, 4, 1
 	case wire.FormatYYYYUV:
-		p.Plane, p.Pitch, p.Colour, p.Half = [3]uint32{0, 32, 40}, 8, 48, 7
+		p.Plane, p.Colour, p.Half = [3]uint32{0, 4, 5}, 6, 7
 	default:
 		p.setSamples(in, l)
 	}
@@ -166,7 +161,7 @@ func newSamplingPicture(in *models.Input, picture wire.Picture, r sampling.Regio
 
 // setSamples describes grey and Bayer samples.
 func (p *samplingPicture) setSamples(in *models.Input, l wire.PictureLayout) {
-	p.Kind, p.Bits, p.Pitch, p.BayerOrder = samplesGrey, uint8(l.Bits), uint8((l.Bits+7)/8*8), uint8(l.Order)
+	p.Kind, p.Pitch, p.BayerOrder = samplesGrey, uint8((l.Bits+7)/8*8), uint8(l.Order)
 	if l.Bayer {
 		p.Kind = samplesBayer
 	}

@@ -179,7 +179,7 @@ struct picture {
 	uint64_t at;
 	struct axis across, down;
 	uint32_t plane[3], row, colour_row;
-	uint8_t pair, colour, half, kind, pitch, bits, high_first, order;
+	uint8_t pixel, colour, half, kind, pitch, bits, high_first, order;
 	uint16_t low, image;
 	float scale;
 	uint32_t colours;
@@ -195,12 +195,13 @@ struct sampling {
 
 static const uint8_t *bytes_at(const struct picture *p, uint64_t place) { return (const uint8_t *)(uintptr_t)(p->at + place); }
 
-// place_of is the bit of the picture at which sample c of a pixel begins: Y or red, then the others.
+// place_of is the bit of the picture at which sample c of a pixel begins: Y or red, then the others. Groups have four Y, U and V.
 static uint64_t place_of(const struct picture *p, uint32_t x, uint32_t y, int c) {
-	uint64_t row = c ? (uint64_t)(y >> p->half / 2 % 2) * p->colour_row : (uint64_t)(y >> p->half / 4) * p->row;
+	uint32_t group = p->half / 4;
 	if (c)
-		return p->plane[c] + 8 * row + (x >> p->half % 2) * p->colour;
-	return p->plane[0] + 8 * row + x / 2 * p->pair + x % 2 * p->pitch + y % 2 * (p->half / 4 * 16);
+		return 8 * (uint64_t)(y >> p->half / 2 % 2) * p->colour_row + (p->plane[c] + (x >> p->half % 2) * p->colour) * (uint64_t)p->bits;
+	uint32_t sample = group ? x / 2 * 6 + y % 2 * 2 + x % 2 : x * p->pixel;
+	return 8 * (uint64_t)(y >> group) * p->row + (p->plane[0] + sample) * (uint64_t)p->bits;
 }
 
 // high_byte is the 8 bits from there on.
