@@ -6,6 +6,7 @@ package suites
 
 import (
 	"encoding/csv"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -44,7 +45,7 @@ func start(t *testing.T) (nd *node.Node, gateway string) {
 	address, err := freeport.Find()
 	must.OK(t, err)
 	config := "functions:\n  - {name: face, port: 0, slo: 20s}\n  - {name: detect, port: 0, slo: 20s}\n  - {name: fashion, port: 0, slo: 20s}\n"
-	nd = nodetest.Start(t, node.Options{Config: config, Gateway: address})
+	nd = nodetest.Start(t, node.Options{Config: config, Gateway: address, GatewayOptions: []string{"shared_memory: true"}})
 	ready(t, address.String(), "/v2/health/ready")
 	return nd, address.String()
 }
@@ -92,9 +93,11 @@ func TestPerfAnalyzer(t *testing.T) {
 		"HTTP":           "-i http --concurrency-range 1:4:3",
 		"HTTP Poisson":   "-i http --request-rate-range 20 --request-distribution poisson",
 		"HTTP JSON":      "-i http --input-tensor-format json",
+		"HTTP memory":    "-i http --shared-memory system",
 		"gRPC":           "-i grpc --concurrency-range 1:4:3",
 		"gRPC Poisson":   "-i grpc --request-rate-range 20 --request-distribution poisson",
 		"gRPC batches":   "-i grpc -b 3",
+		"gRPC memory":    "-i grpc --shared-memory system",
 		"gRPC streaming": "-i grpc --streaming --async --concurrency-range 1:4:3",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,6 +139,22 @@ func TestPerfAnalyzer(t *testing.T) {
 	}
 }
 
+// add adds a function that serves a model, from a folder that all users may read. Without a card it is drafted.
+func add(t *testing.T, nd *node.Node, gateway, dir, name, card string, model []byte) {
+	t.Helper()
+	file := filepath.Join(dir, name+".onnx")
+	must.OK(t, os.WriteFile(file, model, 0o644))
+	if card != "" {
+		file = filepath.Join(dir, name+".yaml")
+		must.OK(t, os.WriteFile(file, fmt.Appendf(nil, "name: %s\nversion: 1\nframework: onnx\nmodel: %[1]s.onnx\n%s", name, card), 0o644))
+	}
+	command := exec.CommandContext(t.Context(), nodetest.Binary, "if", "add", name, "--model", file, "--slo", "20s", "--runtime-dir", nd.Dir)
+	if out, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	ready(t, gateway, "/v2/models/"+name+"/ready")
+}
+
 func TestKServe(t *testing.T) {
 	t.Parallel()
 	_, gateway := start(t)
@@ -154,13 +173,7 @@ func TestDefinition(t *testing.T) {
 		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.I64, Dims: x}},
 		Nodes:   []tinymodel.Node{{Op: "Neg", Inputs: []string{"x"}, Outputs: []string{"y"}}},
 	}
-	file := filepath.Join(dir, "tensor.onnx")
-	must.OK(t, os.WriteFile(file, model.Encode(), 0o644))
-	add := exec.CommandContext(t.Context(), nodetest.Binary, "if", "add", "tensor", "--model", file, "--slo", "20s", "--runtime-dir", nd.Dir)
-	if out, err := add.CombinedOutput(); err != nil {
-		t.Fatalf("add: %v\n%s", err, out)
-	}
-	ready(t, gateway, "/v2/models/tensor/ready")
+	add(t, nd, gateway, dir, "tensor", "", model.Encode())
 
 	definition, err := filepath.Abs("openinference.yaml")
 	must.OK(t, err)

@@ -17,6 +17,8 @@ type Type uint64
 const (
 	F32 Type = 1
 	U8  Type = 2
+	I8  Type = 3
+	I32 Type = 6
 	I64 Type = 7
 	F16 Type = 10
 )
