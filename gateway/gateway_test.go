@@ -473,7 +473,7 @@ func TestMetadata(t *testing.T) {
 		"/v2/models/finder":                  `"inputs":[{"name":"image","datatype":"UINT8","shape":[-1,4,4,3]}],"outputs":[{"name":"boxes"`,
 		"/v2/models/raw":                     `{"name":"pair","datatype":"FP32","shape":[-1,2]}`,
 		"/v2/models/finder/versions/3":       `"versions":["3"]`,
-		"/v2/models/finder/config":           `"max_batch_size":256,"input":[{"name":"image","data_type":"TYPE_UINT8","dims":[4,4,3]}],"output":[{"name":"boxes","data_type":"TYPE_FP32","dims":[-1,4]}`,
+		"/v2/models/finder/config":           `"max_batch_size":256,"input":[{"name":"image","data_type":"TYPE_UINT8","format":"FORMAT_NHWC","dims":[4,4,3]}],"output":[{"name":"boxes","data_type":"TYPE_FP32","dims":[-1,4]}`,
 		"/v2/models/counter/config":          `"max_batch_size":1,`,
 		"/v2/models/finder/stats":            `{"model_stats":[{"name":"finder","version":"3","inference_count":0,`,
 		"/v2/models/stats":                   `{"name":"raw","version":"1","inference_count":0,`,

@@ -2,6 +2,7 @@ package openinference
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/control"
@@ -25,6 +26,7 @@ type Config struct {
 type TensorConfig struct {
 	Name     string  `json:"name"`
 	DataType string  `json:"data_type"`
+	Format   string  `json:"format,omitempty"` // of a picture
 	Dims     []int64 `json:"dims"`
 }
 
@@ -32,6 +34,9 @@ type TensorConfig struct {
 func Configure(name string, card *models.Card) Config {
 	m := Describe(name, card)
 	c := Config{Name: name, Platform: m.Platform, Backend: "penstock", MaxBatchSize: MaxImages, Input: perImage(m.Inputs), Output: perImage(m.Outputs)}
+	if len(card.Inputs) == 0 {
+		c.Input[0].Format = "FORMAT_N" + strings.ToUpper(string(card.Input.WireLayout))
+	}
 	if len(card.State) > 0 {
 		c.MaxBatchSize, c.SequenceBatching = 1, &struct{}{}
 	}
@@ -45,7 +50,7 @@ func perImage(tensors []TensorMetadata) []TensorConfig {
 		if t.Datatype == "BYTES" {
 			as = "TYPE_STRING"
 		}
-		list = append(list, TensorConfig{t.Name, as, t.Shape[1:]})
+		list = append(list, TensorConfig{Name: t.Name, DataType: as, Dims: t.Shape[1:]})
 	}
 	return list
 }

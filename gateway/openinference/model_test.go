@@ -30,7 +30,8 @@ func TestConfigure(t *testing.T) {
 	card := two
 	card.Framework, card.Decoder.Name = "onnx", "text"
 	want := Config{"f", "penstock_onnx", "penstock", MaxImages,
-		[]TensorConfig{{"v", "TYPE_FP16", []int64{2}}, {"s", "TYPE_INT64", []int64{}}}, []TensorConfig{{"text", "TYPE_STRING", []int64{}}, {"scores", "TYPE_FP32", []int64{}}}, nil}
+		[]TensorConfig{{Name: "v", DataType: "TYPE_FP16", Dims: []int64{2}}, {Name: "s", DataType: "TYPE_INT64", Dims: []int64{}}},
+		[]TensorConfig{{Name: "text", DataType: "TYPE_STRING", Dims: []int64{}}, {Name: "scores", DataType: "TYPE_FP32", Dims: []int64{}}}, nil}
 	if c := Configure("f", &card); !reflect.DeepEqual(c, want) {
 		t.Errorf("%+v, want %+v", c, want)
 	}

@@ -109,6 +109,55 @@ func (DataType) EnumDescriptor() ([]byte, []int) {
 	return file_inference_proto_rawDescGZIP(), []int{0}
 }
 
+type ModelInput_Format int32
+
+const (
+	ModelInput_FORMAT_NONE ModelInput_Format = 0
+	ModelInput_FORMAT_NHWC ModelInput_Format = 1
+	ModelInput_FORMAT_NCHW ModelInput_Format = 2
+)
+
+// Enum value maps for ModelInput_Format.
+var (
+	ModelInput_Format_name = map[int32]string{
+		0: "FORMAT_NONE",
+		1: "FORMAT_NHWC",
+		2: "FORMAT_NCHW",
+	}
+	ModelInput_Format_value = map[string]int32{
+		"FORMAT_NONE": 0,
+		"FORMAT_NHWC": 1,
+		"FORMAT_NCHW": 2,
+	}
+)
+
+func (x ModelInput_Format) Enum() *ModelInput_Format {
+	p := new(ModelInput_Format)
+	*p = x
+	return p
+}
+
+func (x ModelInput_Format) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ModelInput_Format) Descriptor() protoreflect.EnumDescriptor {
+	return file_inference_proto_enumTypes[1].Descriptor()
+}
+
+func (ModelInput_Format) Type() protoreflect.EnumType {
+	return &file_inference_proto_enumTypes[1]
+}
+
+func (x ModelInput_Format) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ModelInput_Format.Descriptor instead.
+func (ModelInput_Format) EnumDescriptor() ([]byte, []int) {
+	return file_inference_proto_rawDescGZIP(), []int{15, 0}
+}
+
 type ServerLiveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1054,6 +1103,7 @@ type ModelInput struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	DataType      DataType               `protobuf:"varint,2,opt,name=data_type,json=dataType,proto3,enum=inference.DataType" json:"data_type,omitempty"`
+	Format        ModelInput_Format      `protobuf:"varint,3,opt,name=format,proto3,enum=inference.ModelInput_Format" json:"format,omitempty"`
 	Dims          []int64                `protobuf:"varint,4,rep,packed,name=dims,proto3" json:"dims,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1101,6 +1151,13 @@ func (x *ModelInput) GetDataType() DataType {
 		return x.DataType
 	}
 	return DataType_TYPE_INVALID
+}
+
+func (x *ModelInput) GetFormat() ModelInput_Format {
+	if x != nil {
+		return x.Format
+	}
+	return ModelInput_FORMAT_NONE
 }
 
 func (x *ModelInput) GetDims() []int64 {
@@ -2929,12 +2986,17 @@ const file_inference_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\"\x85\x01\n" +
 	"\x18ModelStreamInferResponse\x12#\n" +
 	"\rerror_message\x18\x01 \x01(\tR\ferrorMessage\x12D\n" +
-	"\x0einfer_response\x18\x02 \x01(\v2\x1d.inference.ModelInferResponseR\rinferResponse\"f\n" +
+	"\x0einfer_response\x18\x02 \x01(\v2\x1d.inference.ModelInferResponseR\rinferResponse\"\xd9\x01\n" +
 	"\n" +
 	"ModelInput\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
-	"\tdata_type\x18\x02 \x01(\x0e2\x13.inference.DataTypeR\bdataType\x12\x12\n" +
-	"\x04dims\x18\x04 \x03(\x03R\x04dims\"g\n" +
+	"\tdata_type\x18\x02 \x01(\x0e2\x13.inference.DataTypeR\bdataType\x124\n" +
+	"\x06format\x18\x03 \x01(\x0e2\x1c.inference.ModelInput.FormatR\x06format\x12\x12\n" +
+	"\x04dims\x18\x04 \x03(\x03R\x04dims\";\n" +
+	"\x06Format\x12\x0f\n" +
+	"\vFORMAT_NONE\x10\x00\x12\x0f\n" +
+	"\vFORMAT_NHWC\x10\x01\x12\x0f\n" +
+	"\vFORMAT_NCHW\x10\x02\"g\n" +
 	"\vModelOutput\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\tdata_type\x18\x02 \x01(\x0e2\x13.inference.DataTypeR\bdataType\x12\x12\n" +
@@ -3086,139 +3148,141 @@ func file_inference_proto_rawDescGZIP() []byte {
 	return file_inference_proto_rawDescData
 }
 
-var file_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_inference_proto_goTypes = []any{
 	(DataType)(0),                                        // 0: inference.DataType
-	(*ServerLiveRequest)(nil),                            // 1: inference.ServerLiveRequest
-	(*ServerLiveResponse)(nil),                           // 2: inference.ServerLiveResponse
-	(*ServerReadyRequest)(nil),                           // 3: inference.ServerReadyRequest
-	(*ServerReadyResponse)(nil),                          // 4: inference.ServerReadyResponse
-	(*ServerMetadataRequest)(nil),                        // 5: inference.ServerMetadataRequest
-	(*ServerMetadataResponse)(nil),                       // 6: inference.ServerMetadataResponse
-	(*ModelReadyRequest)(nil),                            // 7: inference.ModelReadyRequest
-	(*ModelReadyResponse)(nil),                           // 8: inference.ModelReadyResponse
-	(*ModelMetadataRequest)(nil),                         // 9: inference.ModelMetadataRequest
-	(*ModelMetadataResponse)(nil),                        // 10: inference.ModelMetadataResponse
-	(*InferParameter)(nil),                               // 11: inference.InferParameter
-	(*InferTensorContents)(nil),                          // 12: inference.InferTensorContents
-	(*ModelInferRequest)(nil),                            // 13: inference.ModelInferRequest
-	(*ModelInferResponse)(nil),                           // 14: inference.ModelInferResponse
-	(*ModelStreamInferResponse)(nil),                     // 15: inference.ModelStreamInferResponse
-	(*ModelInput)(nil),                                   // 16: inference.ModelInput
-	(*ModelOutput)(nil),                                  // 17: inference.ModelOutput
-	(*ModelSequenceBatching)(nil),                        // 18: inference.ModelSequenceBatching
-	(*ModelConfig)(nil),                                  // 19: inference.ModelConfig
-	(*ModelConfigRequest)(nil),                           // 20: inference.ModelConfigRequest
-	(*ModelConfigResponse)(nil),                          // 21: inference.ModelConfigResponse
-	(*ModelStatisticsRequest)(nil),                       // 22: inference.ModelStatisticsRequest
-	(*StatisticDuration)(nil),                            // 23: inference.StatisticDuration
-	(*InferStatistics)(nil),                              // 24: inference.InferStatistics
-	(*ModelStatistics)(nil),                              // 25: inference.ModelStatistics
-	(*ModelStatisticsResponse)(nil),                      // 26: inference.ModelStatisticsResponse
-	(*RepositoryIndexRequest)(nil),                       // 27: inference.RepositoryIndexRequest
-	(*RepositoryIndexResponse)(nil),                      // 28: inference.RepositoryIndexResponse
-	(*ModelRepositoryParameter)(nil),                     // 29: inference.ModelRepositoryParameter
-	(*RepositoryModelLoadRequest)(nil),                   // 30: inference.RepositoryModelLoadRequest
-	(*RepositoryModelLoadResponse)(nil),                  // 31: inference.RepositoryModelLoadResponse
-	(*RepositoryModelUnloadRequest)(nil),                 // 32: inference.RepositoryModelUnloadRequest
-	(*RepositoryModelUnloadResponse)(nil),                // 33: inference.RepositoryModelUnloadResponse
-	(*SystemSharedMemoryStatusRequest)(nil),              // 34: inference.SystemSharedMemoryStatusRequest
-	(*SystemSharedMemoryStatusResponse)(nil),             // 35: inference.SystemSharedMemoryStatusResponse
-	(*SystemSharedMemoryRegisterRequest)(nil),            // 36: inference.SystemSharedMemoryRegisterRequest
-	(*SystemSharedMemoryRegisterResponse)(nil),           // 37: inference.SystemSharedMemoryRegisterResponse
-	(*SystemSharedMemoryUnregisterRequest)(nil),          // 38: inference.SystemSharedMemoryUnregisterRequest
-	(*SystemSharedMemoryUnregisterResponse)(nil),         // 39: inference.SystemSharedMemoryUnregisterResponse
-	(*CudaSharedMemoryUnregisterRequest)(nil),            // 40: inference.CudaSharedMemoryUnregisterRequest
-	(*CudaSharedMemoryUnregisterResponse)(nil),           // 41: inference.CudaSharedMemoryUnregisterResponse
-	(*ModelMetadataResponse_TensorMetadata)(nil),         // 42: inference.ModelMetadataResponse.TensorMetadata
-	(*ModelInferRequest_InferInputTensor)(nil),           // 43: inference.ModelInferRequest.InferInputTensor
-	(*ModelInferRequest_InferRequestedOutputTensor)(nil), // 44: inference.ModelInferRequest.InferRequestedOutputTensor
-	nil, // 45: inference.ModelInferRequest.ParametersEntry
-	nil, // 46: inference.ModelInferRequest.InferInputTensor.ParametersEntry
-	nil, // 47: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
-	(*ModelInferResponse_InferOutputTensor)(nil), // 48: inference.ModelInferResponse.InferOutputTensor
-	nil, // 49: inference.ModelInferResponse.ParametersEntry
-	nil, // 50: inference.ModelInferResponse.InferOutputTensor.ParametersEntry
-	(*RepositoryIndexResponse_ModelIndex)(nil), // 51: inference.RepositoryIndexResponse.ModelIndex
-	nil, // 52: inference.RepositoryModelLoadRequest.ParametersEntry
-	(*SystemSharedMemoryStatusResponse_RegionStatus)(nil), // 53: inference.SystemSharedMemoryStatusResponse.RegionStatus
-	nil, // 54: inference.SystemSharedMemoryStatusResponse.RegionsEntry
+	(ModelInput_Format)(0),                               // 1: inference.ModelInput.Format
+	(*ServerLiveRequest)(nil),                            // 2: inference.ServerLiveRequest
+	(*ServerLiveResponse)(nil),                           // 3: inference.ServerLiveResponse
+	(*ServerReadyRequest)(nil),                           // 4: inference.ServerReadyRequest
+	(*ServerReadyResponse)(nil),                          // 5: inference.ServerReadyResponse
+	(*ServerMetadataRequest)(nil),                        // 6: inference.ServerMetadataRequest
+	(*ServerMetadataResponse)(nil),                       // 7: inference.ServerMetadataResponse
+	(*ModelReadyRequest)(nil),                            // 8: inference.ModelReadyRequest
+	(*ModelReadyResponse)(nil),                           // 9: inference.ModelReadyResponse
+	(*ModelMetadataRequest)(nil),                         // 10: inference.ModelMetadataRequest
+	(*ModelMetadataResponse)(nil),                        // 11: inference.ModelMetadataResponse
+	(*InferParameter)(nil),                               // 12: inference.InferParameter
+	(*InferTensorContents)(nil),                          // 13: inference.InferTensorContents
+	(*ModelInferRequest)(nil),                            // 14: inference.ModelInferRequest
+	(*ModelInferResponse)(nil),                           // 15: inference.ModelInferResponse
+	(*ModelStreamInferResponse)(nil),                     // 16: inference.ModelStreamInferResponse
+	(*ModelInput)(nil),                                   // 17: inference.ModelInput
+	(*ModelOutput)(nil),                                  // 18: inference.ModelOutput
+	(*ModelSequenceBatching)(nil),                        // 19: inference.ModelSequenceBatching
+	(*ModelConfig)(nil),                                  // 20: inference.ModelConfig
+	(*ModelConfigRequest)(nil),                           // 21: inference.ModelConfigRequest
+	(*ModelConfigResponse)(nil),                          // 22: inference.ModelConfigResponse
+	(*ModelStatisticsRequest)(nil),                       // 23: inference.ModelStatisticsRequest
+	(*StatisticDuration)(nil),                            // 24: inference.StatisticDuration
+	(*InferStatistics)(nil),                              // 25: inference.InferStatistics
+	(*ModelStatistics)(nil),                              // 26: inference.ModelStatistics
+	(*ModelStatisticsResponse)(nil),                      // 27: inference.ModelStatisticsResponse
+	(*RepositoryIndexRequest)(nil),                       // 28: inference.RepositoryIndexRequest
+	(*RepositoryIndexResponse)(nil),                      // 29: inference.RepositoryIndexResponse
+	(*ModelRepositoryParameter)(nil),                     // 30: inference.ModelRepositoryParameter
+	(*RepositoryModelLoadRequest)(nil),                   // 31: inference.RepositoryModelLoadRequest
+	(*RepositoryModelLoadResponse)(nil),                  // 32: inference.RepositoryModelLoadResponse
+	(*RepositoryModelUnloadRequest)(nil),                 // 33: inference.RepositoryModelUnloadRequest
+	(*RepositoryModelUnloadResponse)(nil),                // 34: inference.RepositoryModelUnloadResponse
+	(*SystemSharedMemoryStatusRequest)(nil),              // 35: inference.SystemSharedMemoryStatusRequest
+	(*SystemSharedMemoryStatusResponse)(nil),             // 36: inference.SystemSharedMemoryStatusResponse
+	(*SystemSharedMemoryRegisterRequest)(nil),            // 37: inference.SystemSharedMemoryRegisterRequest
+	(*SystemSharedMemoryRegisterResponse)(nil),           // 38: inference.SystemSharedMemoryRegisterResponse
+	(*SystemSharedMemoryUnregisterRequest)(nil),          // 39: inference.SystemSharedMemoryUnregisterRequest
+	(*SystemSharedMemoryUnregisterResponse)(nil),         // 40: inference.SystemSharedMemoryUnregisterResponse
+	(*CudaSharedMemoryUnregisterRequest)(nil),            // 41: inference.CudaSharedMemoryUnregisterRequest
+	(*CudaSharedMemoryUnregisterResponse)(nil),           // 42: inference.CudaSharedMemoryUnregisterResponse
+	(*ModelMetadataResponse_TensorMetadata)(nil),         // 43: inference.ModelMetadataResponse.TensorMetadata
+	(*ModelInferRequest_InferInputTensor)(nil),           // 44: inference.ModelInferRequest.InferInputTensor
+	(*ModelInferRequest_InferRequestedOutputTensor)(nil), // 45: inference.ModelInferRequest.InferRequestedOutputTensor
+	nil, // 46: inference.ModelInferRequest.ParametersEntry
+	nil, // 47: inference.ModelInferRequest.InferInputTensor.ParametersEntry
+	nil, // 48: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
+	(*ModelInferResponse_InferOutputTensor)(nil), // 49: inference.ModelInferResponse.InferOutputTensor
+	nil, // 50: inference.ModelInferResponse.ParametersEntry
+	nil, // 51: inference.ModelInferResponse.InferOutputTensor.ParametersEntry
+	(*RepositoryIndexResponse_ModelIndex)(nil), // 52: inference.RepositoryIndexResponse.ModelIndex
+	nil, // 53: inference.RepositoryModelLoadRequest.ParametersEntry
+	(*SystemSharedMemoryStatusResponse_RegionStatus)(nil), // 54: inference.SystemSharedMemoryStatusResponse.RegionStatus
+	nil, // 55: inference.SystemSharedMemoryStatusResponse.RegionsEntry
 }
 var file_inference_proto_depIdxs = []int32{
-	42, // 0: inference.ModelMetadataResponse.inputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
-	42, // 1: inference.ModelMetadataResponse.outputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
-	45, // 2: inference.ModelInferRequest.parameters:type_name -> inference.ModelInferRequest.ParametersEntry
-	43, // 3: inference.ModelInferRequest.inputs:type_name -> inference.ModelInferRequest.InferInputTensor
-	44, // 4: inference.ModelInferRequest.outputs:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor
-	49, // 5: inference.ModelInferResponse.parameters:type_name -> inference.ModelInferResponse.ParametersEntry
-	48, // 6: inference.ModelInferResponse.outputs:type_name -> inference.ModelInferResponse.InferOutputTensor
-	14, // 7: inference.ModelStreamInferResponse.infer_response:type_name -> inference.ModelInferResponse
+	43, // 0: inference.ModelMetadataResponse.inputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
+	43, // 1: inference.ModelMetadataResponse.outputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
+	46, // 2: inference.ModelInferRequest.parameters:type_name -> inference.ModelInferRequest.ParametersEntry
+	44, // 3: inference.ModelInferRequest.inputs:type_name -> inference.ModelInferRequest.InferInputTensor
+	45, // 4: inference.ModelInferRequest.outputs:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor
+	50, // 5: inference.ModelInferResponse.parameters:type_name -> inference.ModelInferResponse.ParametersEntry
+	49, // 6: inference.ModelInferResponse.outputs:type_name -> inference.ModelInferResponse.InferOutputTensor
+	15, // 7: inference.ModelStreamInferResponse.infer_response:type_name -> inference.ModelInferResponse
 	0,  // 8: inference.ModelInput.data_type:type_name -> inference.DataType
-	0,  // 9: inference.ModelOutput.data_type:type_name -> inference.DataType
-	16, // 10: inference.ModelConfig.input:type_name -> inference.ModelInput
-	17, // 11: inference.ModelConfig.output:type_name -> inference.ModelOutput
-	18, // 12: inference.ModelConfig.sequence_batching:type_name -> inference.ModelSequenceBatching
-	19, // 13: inference.ModelConfigResponse.config:type_name -> inference.ModelConfig
-	23, // 14: inference.InferStatistics.success:type_name -> inference.StatisticDuration
-	23, // 15: inference.InferStatistics.fail:type_name -> inference.StatisticDuration
-	23, // 16: inference.InferStatistics.queue:type_name -> inference.StatisticDuration
-	23, // 17: inference.InferStatistics.compute_input:type_name -> inference.StatisticDuration
-	23, // 18: inference.InferStatistics.compute_infer:type_name -> inference.StatisticDuration
-	23, // 19: inference.InferStatistics.compute_output:type_name -> inference.StatisticDuration
-	24, // 20: inference.ModelStatistics.inference_stats:type_name -> inference.InferStatistics
-	25, // 21: inference.ModelStatisticsResponse.model_stats:type_name -> inference.ModelStatistics
-	51, // 22: inference.RepositoryIndexResponse.models:type_name -> inference.RepositoryIndexResponse.ModelIndex
-	52, // 23: inference.RepositoryModelLoadRequest.parameters:type_name -> inference.RepositoryModelLoadRequest.ParametersEntry
-	54, // 24: inference.SystemSharedMemoryStatusResponse.regions:type_name -> inference.SystemSharedMemoryStatusResponse.RegionsEntry
-	46, // 25: inference.ModelInferRequest.InferInputTensor.parameters:type_name -> inference.ModelInferRequest.InferInputTensor.ParametersEntry
-	12, // 26: inference.ModelInferRequest.InferInputTensor.contents:type_name -> inference.InferTensorContents
-	47, // 27: inference.ModelInferRequest.InferRequestedOutputTensor.parameters:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
-	11, // 28: inference.ModelInferRequest.ParametersEntry.value:type_name -> inference.InferParameter
-	11, // 29: inference.ModelInferRequest.InferInputTensor.ParametersEntry.value:type_name -> inference.InferParameter
-	11, // 30: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
-	50, // 31: inference.ModelInferResponse.InferOutputTensor.parameters:type_name -> inference.ModelInferResponse.InferOutputTensor.ParametersEntry
-	11, // 32: inference.ModelInferResponse.ParametersEntry.value:type_name -> inference.InferParameter
-	11, // 33: inference.ModelInferResponse.InferOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
-	29, // 34: inference.RepositoryModelLoadRequest.ParametersEntry.value:type_name -> inference.ModelRepositoryParameter
-	53, // 35: inference.SystemSharedMemoryStatusResponse.RegionsEntry.value:type_name -> inference.SystemSharedMemoryStatusResponse.RegionStatus
-	1,  // 36: inference.GRPCInferenceService.ServerLive:input_type -> inference.ServerLiveRequest
-	3,  // 37: inference.GRPCInferenceService.ServerReady:input_type -> inference.ServerReadyRequest
-	5,  // 38: inference.GRPCInferenceService.ServerMetadata:input_type -> inference.ServerMetadataRequest
-	7,  // 39: inference.GRPCInferenceService.ModelReady:input_type -> inference.ModelReadyRequest
-	9,  // 40: inference.GRPCInferenceService.ModelMetadata:input_type -> inference.ModelMetadataRequest
-	13, // 41: inference.GRPCInferenceService.ModelInfer:input_type -> inference.ModelInferRequest
-	13, // 42: inference.GRPCInferenceService.ModelStreamInfer:input_type -> inference.ModelInferRequest
-	20, // 43: inference.GRPCInferenceService.ModelConfig:input_type -> inference.ModelConfigRequest
-	22, // 44: inference.GRPCInferenceService.ModelStatistics:input_type -> inference.ModelStatisticsRequest
-	27, // 45: inference.GRPCInferenceService.RepositoryIndex:input_type -> inference.RepositoryIndexRequest
-	30, // 46: inference.GRPCInferenceService.RepositoryModelLoad:input_type -> inference.RepositoryModelLoadRequest
-	32, // 47: inference.GRPCInferenceService.RepositoryModelUnload:input_type -> inference.RepositoryModelUnloadRequest
-	34, // 48: inference.GRPCInferenceService.SystemSharedMemoryStatus:input_type -> inference.SystemSharedMemoryStatusRequest
-	36, // 49: inference.GRPCInferenceService.SystemSharedMemoryRegister:input_type -> inference.SystemSharedMemoryRegisterRequest
-	38, // 50: inference.GRPCInferenceService.SystemSharedMemoryUnregister:input_type -> inference.SystemSharedMemoryUnregisterRequest
-	40, // 51: inference.GRPCInferenceService.CudaSharedMemoryUnregister:input_type -> inference.CudaSharedMemoryUnregisterRequest
-	2,  // 52: inference.GRPCInferenceService.ServerLive:output_type -> inference.ServerLiveResponse
-	4,  // 53: inference.GRPCInferenceService.ServerReady:output_type -> inference.ServerReadyResponse
-	6,  // 54: inference.GRPCInferenceService.ServerMetadata:output_type -> inference.ServerMetadataResponse
-	8,  // 55: inference.GRPCInferenceService.ModelReady:output_type -> inference.ModelReadyResponse
-	10, // 56: inference.GRPCInferenceService.ModelMetadata:output_type -> inference.ModelMetadataResponse
-	14, // 57: inference.GRPCInferenceService.ModelInfer:output_type -> inference.ModelInferResponse
-	15, // 58: inference.GRPCInferenceService.ModelStreamInfer:output_type -> inference.ModelStreamInferResponse
-	21, // 59: inference.GRPCInferenceService.ModelConfig:output_type -> inference.ModelConfigResponse
-	26, // 60: inference.GRPCInferenceService.ModelStatistics:output_type -> inference.ModelStatisticsResponse
-	28, // 61: inference.GRPCInferenceService.RepositoryIndex:output_type -> inference.RepositoryIndexResponse
-	31, // 62: inference.GRPCInferenceService.RepositoryModelLoad:output_type -> inference.RepositoryModelLoadResponse
-	33, // 63: inference.GRPCInferenceService.RepositoryModelUnload:output_type -> inference.RepositoryModelUnloadResponse
-	35, // 64: inference.GRPCInferenceService.SystemSharedMemoryStatus:output_type -> inference.SystemSharedMemoryStatusResponse
-	37, // 65: inference.GRPCInferenceService.SystemSharedMemoryRegister:output_type -> inference.SystemSharedMemoryRegisterResponse
-	39, // 66: inference.GRPCInferenceService.SystemSharedMemoryUnregister:output_type -> inference.SystemSharedMemoryUnregisterResponse
-	41, // 67: inference.GRPCInferenceService.CudaSharedMemoryUnregister:output_type -> inference.CudaSharedMemoryUnregisterResponse
-	52, // [52:68] is the sub-list for method output_type
-	36, // [36:52] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	1,  // 9: inference.ModelInput.format:type_name -> inference.ModelInput.Format
+	0,  // 10: inference.ModelOutput.data_type:type_name -> inference.DataType
+	17, // 11: inference.ModelConfig.input:type_name -> inference.ModelInput
+	18, // 12: inference.ModelConfig.output:type_name -> inference.ModelOutput
+	19, // 13: inference.ModelConfig.sequence_batching:type_name -> inference.ModelSequenceBatching
+	20, // 14: inference.ModelConfigResponse.config:type_name -> inference.ModelConfig
+	24, // 15: inference.InferStatistics.success:type_name -> inference.StatisticDuration
+	24, // 16: inference.InferStatistics.fail:type_name -> inference.StatisticDuration
+	24, // 17: inference.InferStatistics.queue:type_name -> inference.StatisticDuration
+	24, // 18: inference.InferStatistics.compute_input:type_name -> inference.StatisticDuration
+	24, // 19: inference.InferStatistics.compute_infer:type_name -> inference.StatisticDuration
+	24, // 20: inference.InferStatistics.compute_output:type_name -> inference.StatisticDuration
+	25, // 21: inference.ModelStatistics.inference_stats:type_name -> inference.InferStatistics
+	26, // 22: inference.ModelStatisticsResponse.model_stats:type_name -> inference.ModelStatistics
+	52, // 23: inference.RepositoryIndexResponse.models:type_name -> inference.RepositoryIndexResponse.ModelIndex
+	53, // 24: inference.RepositoryModelLoadRequest.parameters:type_name -> inference.RepositoryModelLoadRequest.ParametersEntry
+	55, // 25: inference.SystemSharedMemoryStatusResponse.regions:type_name -> inference.SystemSharedMemoryStatusResponse.RegionsEntry
+	47, // 26: inference.ModelInferRequest.InferInputTensor.parameters:type_name -> inference.ModelInferRequest.InferInputTensor.ParametersEntry
+	13, // 27: inference.ModelInferRequest.InferInputTensor.contents:type_name -> inference.InferTensorContents
+	48, // 28: inference.ModelInferRequest.InferRequestedOutputTensor.parameters:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
+	12, // 29: inference.ModelInferRequest.ParametersEntry.value:type_name -> inference.InferParameter
+	12, // 30: inference.ModelInferRequest.InferInputTensor.ParametersEntry.value:type_name -> inference.InferParameter
+	12, // 31: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
+	51, // 32: inference.ModelInferResponse.InferOutputTensor.parameters:type_name -> inference.ModelInferResponse.InferOutputTensor.ParametersEntry
+	12, // 33: inference.ModelInferResponse.ParametersEntry.value:type_name -> inference.InferParameter
+	12, // 34: inference.ModelInferResponse.InferOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
+	30, // 35: inference.RepositoryModelLoadRequest.ParametersEntry.value:type_name -> inference.ModelRepositoryParameter
+	54, // 36: inference.SystemSharedMemoryStatusResponse.RegionsEntry.value:type_name -> inference.SystemSharedMemoryStatusResponse.RegionStatus
+	2,  // 37: inference.GRPCInferenceService.ServerLive:input_type -> inference.ServerLiveRequest
+	4,  // 38: inference.GRPCInferenceService.ServerReady:input_type -> inference.ServerReadyRequest
+	6,  // 39: inference.GRPCInferenceService.ServerMetadata:input_type -> inference.ServerMetadataRequest
+	8,  // 40: inference.GRPCInferenceService.ModelReady:input_type -> inference.ModelReadyRequest
+	10, // 41: inference.GRPCInferenceService.ModelMetadata:input_type -> inference.ModelMetadataRequest
+	14, // 42: inference.GRPCInferenceService.ModelInfer:input_type -> inference.ModelInferRequest
+	14, // 43: inference.GRPCInferenceService.ModelStreamInfer:input_type -> inference.ModelInferRequest
+	21, // 44: inference.GRPCInferenceService.ModelConfig:input_type -> inference.ModelConfigRequest
+	23, // 45: inference.GRPCInferenceService.ModelStatistics:input_type -> inference.ModelStatisticsRequest
+	28, // 46: inference.GRPCInferenceService.RepositoryIndex:input_type -> inference.RepositoryIndexRequest
+	31, // 47: inference.GRPCInferenceService.RepositoryModelLoad:input_type -> inference.RepositoryModelLoadRequest
+	33, // 48: inference.GRPCInferenceService.RepositoryModelUnload:input_type -> inference.RepositoryModelUnloadRequest
+	35, // 49: inference.GRPCInferenceService.SystemSharedMemoryStatus:input_type -> inference.SystemSharedMemoryStatusRequest
+	37, // 50: inference.GRPCInferenceService.SystemSharedMemoryRegister:input_type -> inference.SystemSharedMemoryRegisterRequest
+	39, // 51: inference.GRPCInferenceService.SystemSharedMemoryUnregister:input_type -> inference.SystemSharedMemoryUnregisterRequest
+	41, // 52: inference.GRPCInferenceService.CudaSharedMemoryUnregister:input_type -> inference.CudaSharedMemoryUnregisterRequest
+	3,  // 53: inference.GRPCInferenceService.ServerLive:output_type -> inference.ServerLiveResponse
+	5,  // 54: inference.GRPCInferenceService.ServerReady:output_type -> inference.ServerReadyResponse
+	7,  // 55: inference.GRPCInferenceService.ServerMetadata:output_type -> inference.ServerMetadataResponse
+	9,  // 56: inference.GRPCInferenceService.ModelReady:output_type -> inference.ModelReadyResponse
+	11, // 57: inference.GRPCInferenceService.ModelMetadata:output_type -> inference.ModelMetadataResponse
+	15, // 58: inference.GRPCInferenceService.ModelInfer:output_type -> inference.ModelInferResponse
+	16, // 59: inference.GRPCInferenceService.ModelStreamInfer:output_type -> inference.ModelStreamInferResponse
+	22, // 60: inference.GRPCInferenceService.ModelConfig:output_type -> inference.ModelConfigResponse
+	27, // 61: inference.GRPCInferenceService.ModelStatistics:output_type -> inference.ModelStatisticsResponse
+	29, // 62: inference.GRPCInferenceService.RepositoryIndex:output_type -> inference.RepositoryIndexResponse
+	32, // 63: inference.GRPCInferenceService.RepositoryModelLoad:output_type -> inference.RepositoryModelLoadResponse
+	34, // 64: inference.GRPCInferenceService.RepositoryModelUnload:output_type -> inference.RepositoryModelUnloadResponse
+	36, // 65: inference.GRPCInferenceService.SystemSharedMemoryStatus:output_type -> inference.SystemSharedMemoryStatusResponse
+	38, // 66: inference.GRPCInferenceService.SystemSharedMemoryRegister:output_type -> inference.SystemSharedMemoryRegisterResponse
+	40, // 67: inference.GRPCInferenceService.SystemSharedMemoryUnregister:output_type -> inference.SystemSharedMemoryUnregisterResponse
+	42, // 68: inference.GRPCInferenceService.CudaSharedMemoryUnregister:output_type -> inference.CudaSharedMemoryUnregisterResponse
+	53, // [53:69] is the sub-list for method output_type
+	37, // [37:53] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_inference_proto_init() }
@@ -3244,7 +3308,7 @@ func file_inference_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_inference_proto_rawDesc), len(file_inference_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
