@@ -234,8 +234,11 @@ func TestDeepStack(t *testing.T) {
 	form := func(field string, confidence string) (string, []byte) {
 		var b bytes.Buffer
 		w := multipart.NewWriter(&b)
-		part, _ := w.CreateFormFile(field, "a.jpg")
-		part.Write(photo(t, 400, 200))
+		w.WriteField("api_key", "a text is no file")
+		if field != "" {
+			part, _ := w.CreateFormFile(field, "a.jpg")
+			part.Write(photo(t, 400, 200))
+		}
 		w.WriteField("min_confidence", confidence)
 		w.Close()
 		return w.FormDataContentType(), b.Bytes()
@@ -244,7 +247,8 @@ func TestDeepStack(t *testing.T) {
 		{"image", "0.5", `"predictions":[{"label":"dog","confidence":0.75,"x_min":100,"y_min":0,"x_max":300,"y_max":200}],"success":true`},
 		{"image", "0.8", `"predictions":[],"success":true`},
 		{"image", "much", `min_confidence is \"much\"`},
-		{"picture", "0.5", "no file named image"},
+		{"content", "0.5", `"label":"dog"`},
+		{"", "0.5", "form has no file"},
 	} {
 		media, body := form(c.field, c.confidence)
 		if _, text := post(t, web.URL+"/v1/vision/detection", media, body); !strings.Contains(text, c.want) {

@@ -648,7 +648,7 @@ func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]predicti
 	return predictions, nil
 }
 
-// form reads the form of DeepStack: the file image, and min_confidence.
+// form reads the form of DeepStack: a file, which it names image, and min_confidence. Clients of LitServe name the file as they like.
 func (s *server) form(w http.ResponseWriter, r *http.Request) (image *buffer, minimum float64, err error) {
 	if err := checkBody(w, r); err != nil {
 		return nil, 0, err
@@ -666,14 +666,14 @@ func (s *server) form(w http.ResponseWriter, r *http.Request) (image *buffer, mi
 		part, err := parts.NextPart()
 		switch {
 		case err == io.EOF && image == nil:
-			return nil, 0, badRequest(errors.New("form has no file named image"))
+			return nil, 0, badRequest(errors.New("form has no file"))
 		case err == io.EOF:
 			return image, minimum, nil
 		case err != nil:
 			return image, 0, bodyError(err)
 		}
 		switch name := part.FormName(); {
-		case name == "image" && image == nil:
+		case image == nil && (name == "image" || part.FileName() != ""):
 			if image, err = s.memory.read(r.Context(), part, r.ContentLength); err != nil {
 				return nil, 0, bodyError(err)
 			}
