@@ -198,11 +198,11 @@ func TestAttachStrangers(t *testing.T) {
 	for name, c := range map[string]struct{ packet, want string }{
 		"says nothing":      {"", "peer is silent"},
 		"no JSON":           {"hello", "bad message"},
-		"another version":   {`{"version":12,"later":1}`, "process has control version 12, this program has 11; run one version of Penstock"},
-		"another process":   {fmt.Sprintf(`{"version":11,"if":"face","generation":1,"pid":%d}`, self+1), "reports process id"},
-		"a name with slash": {fmt.Sprintf(`{"version":11,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
-		"generation 0":      {fmt.Sprintf(`{"version":11,"if":"face","pid":%d}`, self), "generation 0"},
-		"an unknown field":  {fmt.Sprintf(`{"version":11,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
+		"another version":   {`{"version":13,"later":1}`, "process has control version 13, this program has 12; run one version of Penstock"},
+		"another process":   {fmt.Sprintf(`{"version":12,"if":"face","generation":1,"pid":%d}`, self+1), "reports process id"},
+		"a name with slash": {fmt.Sprintf(`{"version":12,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
+		"generation 0":      {fmt.Sprintf(`{"version":12,"if":"face","pid":%d}`, self), "generation 0"},
+		"an unknown field":  {fmt.Sprintf(`{"version":12,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
 		"too long":          {strings.Repeat("x", maxAttachBytes+1), "message too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -277,11 +277,11 @@ func TestDialAttachBadAnswer(t *testing.T) {
 		}
 		defer c.Close()
 		c.Read(make([]byte, 1024))
-		unixsock.Send(c, []byte(`{"version":12}`), w)
+		unixsock.Send(c, []byte(`{"version":13}`), w)
 		w.Close()
 	}()
 	_, _, _, err = DialAttach(path, testIdentity)
-	if want := "manager has control version 12, this program has 11; run one version of Penstock"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "manager has control version 13, this program has 12; run one version of Penstock"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {

@@ -83,7 +83,7 @@ func checkShare(name string, percent float64) error {
 }
 
 // Check refuses a state that no orchestrator could follow. It refuses bad names, unknown roles,
-// a process listed twice, shares outside 0 to 100, and relative folders.
+// devices and processes listed twice, processes on other devices, shares outside 0 to 100, and relative folders.
 func (d *Desired) Check() error {
 	if err := checkVersion("manager", d.Version); err != nil {
 		return err
@@ -91,8 +91,16 @@ func (d *Desired) Check() error {
 	if d.ManagerID == "" {
 		return fmt.Errorf("%w: no manager id", ErrBadMessage)
 	}
+	for i, name := range d.Devices {
+		if name == "" || slices.Contains(d.Devices[:i], name) {
+			return fmt.Errorf("%w: device %q is empty or listed twice", ErrBadMessage, name)
+		}
+	}
 	seen := make(listed, len(d.Processes))
 	for _, p := range d.Processes {
+		if !slices.Contains(d.Devices, p.Device) {
+			return fmt.Errorf("%w: device of %s is %q, want one of %q", ErrBadMessage, p.IF, p.Device, d.Devices)
+		}
 		if err := seen.add(identity{p.IF, p.Instance, p.Generation}); err != nil {
 			return err
 		}

@@ -107,9 +107,9 @@ func TestChildClose(t *testing.T) {
 func TestChildVersion(t *testing.T) {
 	invariants(t)
 	p, f := pair(t)
-	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":12,"later":true}}`)
+	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":13,"later":true}}`)
 	_, err := NewChild(f)
-	want := fmt.Sprintf("orchestrator has control version 12, this program has %d; run one version of Penstock", Version)
+	want := fmt.Sprintf("orchestrator has control version 13, this program has %d; run one version of Penstock", Version)
 	var v *VersionError
 	if !errors.As(err, &v) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -123,9 +123,9 @@ func TestChildVersion(t *testing.T) {
 func TestParentVersion(t *testing.T) {
 	invariants(t)
 	p, f := pair(t)
-	fmt.Fprintln(f, `{"version":12,"pid":1,"state":"starting","later":true}`)
+	fmt.Fprintln(f, `{"version":13,"pid":1,"state":"starting","later":true}`)
 	_, err := p.ReadNotice()
-	if want := fmt.Sprintf("child has control version 12, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("child has control version 13, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
@@ -136,10 +136,10 @@ func TestParentBadNotice(t *testing.T) {
 		want error
 	}{
 		"no JSON":        {"boo\n", ErrBadMessage},
-		"unknown field":  {`{"version":11,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
-		"unknown state":  {`{"version":11,"state":"tired"}` + "\n", ErrBadMessage},
+		"unknown field":  {`{"version":12,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":  {`{"version":12,"state":"tired"}` + "\n", ErrBadMessage},
 		"too long":       {strings.Repeat("x", maxChildBytes+1), ErrTooLong},
-		"half a message": {`{"version":11`, ErrBadMessage},
+		"half a message": {`{"version":12`, ErrBadMessage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invariants(t)
@@ -167,7 +167,7 @@ func TestChildBadOrder(t *testing.T) {
 }
 
 func TestChildBadStart(t *testing.T) {
-	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":11}}`} {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":12}}`} {
 		t.Run(line, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
@@ -323,7 +323,7 @@ func TestOpenChildNotStarted(t *testing.T) {
 }
 
 func FuzzReadNotice(f *testing.F) {
-	f.Add([]byte(`{"version":11,"pid":1,"state":"starting"}`))
+	f.Add([]byte(`{"version":12,"pid":1,"state":"starting"}`))
 	f.Add([]byte("\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, c := pair(t)

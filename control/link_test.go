@@ -22,13 +22,13 @@ import (
 )
 
 func desired(id string, seq uint64) Desired {
-	return Desired{ManagerID: id, Seq: seq, AttachSocket: "/run/a", Processes: []DesiredProcess{
-		{IF: "face", Generation: 1, Role: Serve, Terms: Terms{SharePercent: 30}},
+	return Desired{ManagerID: id, Seq: seq, AttachSocket: "/run/a", Devices: []string{"cpu"}, Processes: []DesiredProcess{
+		{IF: "face", Generation: 1, Role: Serve, Device: "cpu", Terms: Terms{SharePercent: 30}},
 	}}
 }
 
 func observed(ack uint64) Observed {
-	return Observed{OrchestratorID: "o", ManagerID: "m", AckSeq: ack, Mechanism: "governor", CPUs: 1, Processes: []ObservedProcess{
+	return Observed{OrchestratorID: "o", ManagerID: "m", AckSeq: ack, Devices: []ObservedDevice{{Device: "cpu", Mechanism: "governor"}}, CPUs: 1, Processes: []ObservedProcess{
 		{IF: "face", Generation: 1, PID: 42, State: Active, SharePercent: 30},
 	}}
 }
@@ -299,18 +299,18 @@ func TestLinkVersion(t *testing.T) {
 	var log logged
 	m := listen(t, dir, log.logger())
 	z, c := dialStranger(t, dir)
-	must.OK(t, z.SendMsg(zmq4.NewMsgString(`{"version":12,"a_field_of_the_future":[]}`)))
+	must.OK(t, z.SendMsg(zmq4.NewMsgString(`{"version":13,"a_field_of_the_future":[]}`)))
 	if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("orchestrator has control version 12, this program has %d; run one version of Penstock", Version)
+	want := fmt.Sprintf("orchestrator has control version 13, this program has %d; run one version of Penstock", Version)
 	eventually(t, "the log names both versions", func() bool { return log.Count(want) == 1 })
 
 	// The peer reconnects again and again, as soon as it sees the end. The log line does
 	// not repeat, and no other peer takes its place.
 	for range 300 {
 		z, c := dialStranger(t, dir)
-		must.OK(t, z.SendMsg(zmq4.NewMsgString(`{"version":12}`)))
+		must.OK(t, z.SendMsg(zmq4.NewMsgString(`{"version":13}`)))
 		io.Copy(io.Discard, c)
 	}
 	if n := log.Count(want); n != 1 || log.Count("one orchestrator is connected already") != 0 {
@@ -326,11 +326,11 @@ func TestLinkBadMessages(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"not JSON":            {"hello", "bad message"},
 		"no version":          {"{}", "version 0"},
-		"an unknown field":    {`{"version":11,"orchestrator_id":"o","bogus":1}`, "bogus"},
-		"a wrong type":        {`{"version":11,"processes":7}`, "bad message"},
-		"a second value":      {`{"version":11}{}`, "bad message"},
-		"an unknown state":    {`{"version":11,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`, "happy"},
-		"a name with a slash": {`{"version":11,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`, "letters, digits"},
+		"an unknown field":    {`{"version":12,"orchestrator_id":"o","bogus":1}`, "bogus"},
+		"a wrong type":        {`{"version":12,"processes":7}`, "bad message"},
+		"a second value":      {`{"version":12}{}`, "bad message"},
+		"an unknown state":    {`{"version":12,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`, "happy"},
+		"a name with a slash": {`{"version":12,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`, "letters, digits"},
 	} {
 		peers = append(peers, zmtptest.Hostile{Name: name, Bytes: zmtptest.Frame(0, c.text), Want: c.want})
 	}
@@ -438,7 +438,7 @@ func FuzzDecodeStates(f *testing.F) {
 		must.OK(f, err)
 		f.Add(b)
 	}
-	f.Add([]byte(`{"version":11}`))
+	f.Add([]byte(`{"version":12}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if d, err := decodeDesired(b); err == nil {
 			if err := d.Check(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/control/budget"
@@ -19,7 +20,7 @@ import (
 
 // Version is part of every handshake. Peers with different versions refuse each other, with
 // an error that names both versions.
-const Version = 11
+const Version = 12
 
 // The devices with a fixed name. DeviceAuto is the first GPU if there is one, else the CPU.
 const (
@@ -90,14 +91,14 @@ type Desired struct {
 	Seq uint64 `json:"seq"`
 	// AttachSocket is the path of the Unix socket where processes get their shared memory.
 	AttachSocket string `json:"attach_socket"`
-	// Device is the device that models run on: "cpu", "cuda" (the first GPU), "cuda:N", or a
-	// GPU's UUID or a prefix of it, as nvidia-smi -L prints it. "auto" is the first GPU if
-	// there is one, else the CPU. Empty is "cpu". It stays the same for a manager's life.
-	Device string `json:"device,omitempty"`
+	// Devices are those that models run on, each once: "cpu", "cuda" (the first GPU), "cuda:N", or
+	// a GPU's UUID or a prefix of it, as nvidia-smi -L prints it. "auto" is the first GPU if
+	// there is one, else the CPU. They stay the same for a manager's life.
+	Devices []string `json:"devices"`
 	// NoMPS: processes take turns on the GPU, as they do if MPS cannot run. It also stays
 	// the same for a manager's life.
 	NoMPS bool `json:"no_mps,omitempty"`
-	// ProbePriorities asks for ObservedDevice.Priorities. It also stays the same for a
+	// ProbePriorities asks for GPU.Priorities. It also stays the same for a
 	// manager's life.
 	ProbePriorities bool             `json:"probe_priorities,omitempty"`
 	Processes       []DesiredProcess `json:"processes"`
@@ -110,9 +111,11 @@ type DesiredProcess struct {
 	Instance   int    `json:"instance"`
 	Generation uint32 `json:"generation"`
 	Role       Role   `json:"role"`
+	// Device is one of Desired.Devices.
+	Device string `json:"device"`
 	Terms
 	// SMGroups are the groups of multiprocessors for the process, as ascending indices into
-	// ObservedDevice.GroupSMs. It is empty if the share is a percentage. Two processes that
+	// GPU.GroupSMs. It is empty if the share is a percentage. Two processes that
 	// serve never have the same group.
 	SMGroups []int `json:"sm_groups,omitempty"`
 	// PartialWarmUp asks for a partial warm-up, as no process serves in its place. On a GPU the
@@ -172,20 +175,36 @@ type Observed struct {
 	// ManagerID and AckSeq identify the Desired that this state answers.
 	ManagerID string `json:"manager_id"`
 	AckSeq    uint64 `json:"ack_seq"`
+	// CPUs is how many CPUs make 100 %.
+	CPUs int `json:"cpus"`
+	// Devices are the manager's, in the order of Desired.Devices. After the start of another
+	// orchestrator some may be missing.
+	Devices   []ObservedDevice  `json:"devices,omitempty"`
+	Processes []ObservedProcess `json:"processes"`
+}
+
+// Device returns the device of that name; the zero value if it is missing.
+func (o *Observed) Device(name string) (d ObservedDevice) {
+	if i := slices.IndexFunc(o.Devices, func(d ObservedDevice) bool { return d.Device == name }); i >= 0 {
+		d = o.Devices[i]
+	}
+	return d
+}
+
+// ObservedDevice is one of Desired.Devices.
+type ObservedDevice struct {
+	Device string `json:"device"`
 	// Mechanism is how shares are enforced. On CPUs it is "cgroup-v2", "cgroup-v1" or
 	// "governor". On a GPU it is "mps", or "time-slicing" if MPS cannot run or is not
 	// wanted; shares are then not enforced. It is empty while the GPU is being opened, and
 	// after that has failed.
 	Mechanism string `json:"mechanism"`
-	// CPUs is how many CPUs make 100 %.
-	CPUs int `json:"cpus"`
-	// Device is the GPU whose whole is 100 %, nil on a CPU.
-	Device    *ObservedDevice   `json:"device,omitempty"`
-	Processes []ObservedProcess `json:"processes"`
+	// GPU is the GPU whose whole is 100 %, nil on a CPU.
+	GPU *GPU `json:"gpu,omitempty"`
 }
 
-// ObservedDevice is a GPU as the orchestrator found it.
-type ObservedDevice struct {
+// GPU is a GPU as the orchestrator found it.
+type GPU struct {
 	UUID string `json:"uuid"`
 	Name string `json:"name"`
 	// Driver is the driver's version; empty if it is not known.
@@ -212,7 +231,7 @@ type ObservedDevice struct {
 }
 
 // PrioritiesFail reports whether stream priorities were measured and do not hold between processes.
-func (d *ObservedDevice) PrioritiesFail() bool { return d.Priorities != nil && !d.Priorities.Hold }
+func (d *GPU) PrioritiesFail() bool { return d.Priorities != nil && !d.Priorities.Hold }
 
 // StreamPriorities is a measurement of the priorities of CUDA streams between two clients of an
 // MPS server: how long the same short work takes, as medians. `penstock probe` prints it as JSON.
@@ -351,7 +370,7 @@ type Start struct {
 	CPUs int `json:"cpus"`
 	// Device is "cpu", or the UUID of the GPU to run on.
 	Device string `json:"device"`
-	// GroupSMs is ObservedDevice.GroupSMs: the groups that SMGroups refers to.
+	// GroupSMs is GPU.GroupSMs: the groups that SMGroups refers to.
 	GroupSMs []int `json:"group_sms,omitempty"`
 	// Prepared is the folder of the node's prepared models, which the process may read. The
 	// process asks for its own model with Notice.Prepare. If Prepared is empty, the process

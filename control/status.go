@@ -17,13 +17,13 @@ type Status struct {
 	// Policy is shares.policy: "guarantee" or "gslice". If the configuration leaves it out, it is
 	// "gslice" on a GPU without working stream priorities.
 	Policy string `json:"policy"`
-	// Mechanism is Observed.Mechanism. Device is the GPU, nil on a CPU.
+	// Mechanism is ObservedDevice.Mechanism. Device is the GPU, nil on a CPU.
 	Mechanism string `json:"mechanism"`
 	// Sandbox says how the processes of functions are confined: "off", "own user", or "user"
 	// and its name.
-	Sandbox string          `json:"sandbox"`
-	Device  *ObservedDevice `json:"device,omitempty"`
-	Faults  FaultStatus     `json:"faults"`
+	Sandbox string      `json:"sandbox"`
+	Device  *GPU        `json:"device,omitempty"`
+	Faults  FaultStatus `json:"faults"`
 	// Lab lists the settings, for comparisons, that make the node differ from its default
 	// (configs.Lab), as JSON. It is empty if there are none.
 	Lab string `json:"lab,omitempty"`

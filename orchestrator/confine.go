@@ -157,12 +157,12 @@ func removePrivate(path string) error {
 }
 
 // confine completes the spec of a process with what the process may do.
-func (s *supervisor) confine(sp *spec, files []string) error {
+func (s *supervisor) confine(sp *spec, d *device, files []string) error {
 	b := s.o.Sandbox
 	if b == nil {
 		return nil
 	}
-	gpu := s.onGPU()
+	gpu := d.onGPU()
 	c := sandbox.Base(gpu)
 	c.User, c.Dir = b.User, sp.dir
 	c.Private = privateFolder(s.o.Dir, sp.key)

@@ -59,7 +59,7 @@ func (n *realNode) daemonOf() int {
 func TestRealMPS(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
-	n.desired.Device = "GPU-fa"
+	n.desired.Devices = []string{"GPU-fa"}
 	cmd := n.orchestrate(cpushare.Governor)
 	want := func() (p, q control.ObservedProcess) {
 		n.want(n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15), n.onFakeGPU(3, 0))
@@ -76,8 +76,8 @@ func TestRealMPS(t *testing.T) {
 		t.Errorf("one without a share is %+v", w)
 	}
 	o := n.last
-	if o.Mechanism != gpu.MPS || o.Device == nil || o.Device.SMs != 132 || len(o.Device.GroupSMs) != 16 || !strings.HasPrefix(o.Device.UUID, "GPU-fa") {
-		t.Errorf("observed %+v, %+v", o, o.Device)
+	if mechanismOf(o) != gpu.MPS || gpuOf(o) == nil || gpuOf(o).SMs != 132 || len(gpuOf(o).GroupSMs) != 16 || !strings.HasPrefix(gpuOf(o).UUID, "GPU-fa") {
+		t.Errorf("observed %+v, %+v", o, gpuOf(o))
 	}
 	daemon := n.daemonOf()
 	if !exists(daemon) {
@@ -95,7 +95,7 @@ func TestRealMPS(t *testing.T) {
 	}
 	cmd = n.orchestrate(cpushare.Governor)
 	n.startManager("second")
-	n.desired.Device = "GPU-fa"
+	n.desired.Devices = []string{"GPU-fa"}
 	p, _ = want()
 	if n.daemonOf() != daemon {
 		t.Errorf("daemon %d in place of %d", n.daemonOf(), daemon)
@@ -116,7 +116,7 @@ func TestRealMPS(t *testing.T) {
 func TestRunMissingGPU(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
-	n.desired.Device = "cuda:7"
+	n.desired.Devices = []string{"cuda:7"}
 	cmd := n.orchestrate(cpushare.Governor)
 	n.want()
 	if err := cmd.Wait(); err == nil {

@@ -74,7 +74,7 @@ func (n *realNode) startManager(id string) {
 	if n.manager, err = control.ListenManager(n.dir, zerolog.Nop()); err != nil {
 		n.t.Fatal(err)
 	}
-	n.desired = control.Desired{ManagerID: id, AttachSocket: filepath.Join(n.dir, "attach.sock")}
+	n.desired = control.Desired{ManagerID: id, Devices: []string{control.DeviceCPU}, AttachSocket: filepath.Join(n.dir, "attach.sock")}
 	n.want()
 }
 
@@ -111,7 +111,7 @@ func (n *realNode) child(generation uint32, role control.Role, how ...string) co
 func (n *realNode) want(processes ...control.DesiredProcess) {
 	n.t.Helper()
 	n.desired.Seq++
-	n.desired.Processes = processes
+	n.desired.Processes = onDevice(n.desired.Devices, processes)
 	must.OK(n.t, n.manager.Publish(n.desired))
 }
 
@@ -479,7 +479,7 @@ func TestQuotaHolds(t *testing.T) {
 	n := newNode(t).run(func(o *Options) { o.Mechanism = "" })
 	n.want(n.child(1, control.Serve, "spin"))
 	p := n.untilState(1, control.Active)
-	if n.last.Mechanism == cpushare.Governor || p.SharePercent != 30 {
+	if mechanismOf(n.last) == cpushare.Governor || p.SharePercent != 30 {
 		t.Errorf("observed %+v", n.last)
 	}
 	var procs []string

@@ -46,20 +46,12 @@ const verdictTimeout = 200 * time.Millisecond
 // on an H200, driver 580).
 const contextBytes = 512 << 20
 
-// deviceUse is what the supervisor knows of the device and its use.
-type deviceUse struct {
-	gpu.State             // the latest one
-	device    *gpu.Device // nil: the CPU
-	recovery  recovery
-}
-
 // recovery follows an MPS server that has failed, until there is another one.
 type recovery struct {
 	began      time.Time // when the device was last found lost
 	asking     bool      // the server has yet to answer how it is
 	serverless bool      // there is no server
 	dying      time.Time // until then, wait for the server's end
-	verdicts   chan verdict
 }
 
 // holds says why the failed server keeps processes from being woken; empty if it does not.
@@ -74,126 +66,26 @@ func (r *recovery) holds(now time.Time) string {
 }
 
 // verdict is what the MPS server reported after a process lost its device. With the zero
-// key it concerns all processes.
+// key it concerns all processes of the device.
 type verdict struct {
+	device *device
 	key    key
 	guest  bool // a guest has ended, and the server was asked because of that
 	health mps.Health
 }
 
-// openDevice opens the device that a manager wants, unless it is open. If a device lacks
-// MPS, or a measurement of priorities, although the manager wants it, openDevice opens it
-// again. No process runs on it when a manager is adopted, and what kept MPS from starting
-// may be over.
-func (s *supervisor) openDevice(o gpu.Options) {
-	before := s.gpu.device
-	fellBack := s.onGPU() && !s.sharesAtOnce() && !o.NoMPS
-	if before != nil && before.Options.Device == o.Device && before.NoMPS == o.NoMPS && (before.Probe || !o.Probe) && !fellBack {
+// add adds the device to the spec of a process that is to be started.
+func (d *device) add(sp *spec) {
+	if !d.onGPU() {
 		return
 	}
-	s.gpu.device, s.gpu.State = nil, gpu.State{}
-	s.weights.running.close()
-	s.weights.running = nil
-	if o.Device == "" || o.Device == control.DeviceCPU {
-		if before != nil {
-			s.closing.Go(before.Close)
-		}
-		return
-	}
-	s.gpu.device = gpu.Open(before, o, s.o.machine, s.o.Dir, s.log)
-}
-
-func (s *supervisor) closeDevice() {
-	s.weights.running.close()
-	if s.gpu.device != nil {
-		s.gpu.device.Close()
-	}
-	s.closing.Wait()
-}
-
-// onGPU reports whether processes run on a GPU.
-func (s *supervisor) onGPU() bool {
-	return s.gpu.device != nil && s.gpu.Opened && !s.gpu.CPU && s.gpu.Err == nil
-}
-
-// sharesAtOnce reports whether a fault ends all processes: they are clients of one MPS
-// server.
-func (s *supervisor) sharesAtOnce() bool { return s.gpu.Mechanism == gpu.MPS }
-
-// deviceStates returns the channel of the device's states, nil on a CPU.
-func (s *supervisor) deviceStates() <-chan gpu.State {
-	if s.gpu.device == nil {
-		return nil
-	}
-	return s.gpu.device.States()
-}
-
-// noteGPU takes the device's new state.
-func (s *supervisor) noteGPU(g gpu.State) {
-	died := s.gpu.Opened && g.Losses > s.gpu.Losses
-	s.gpu.State = g
-	if g.Err != nil {
-		s.target.ending = true // no process can run without the device
-		return
-	}
-	if s.gpu.recovery.serverless {
-		if s.gpu.recovery.serverless = !died; s.gpu.recovery.serverless && !s.gpu.recovery.asking {
-			s.ask(key{})
-		}
-	}
-	if died {
-		s.gpu.recovery.dying = time.Time{}
-		s.loseAll(key{}, "the MPS server ended")
-		for _, c := range s.processes {
-			// The server's death is not the fault of any of them, and they need not
-			// report it first.
-			if !c.lost && !c.failed.IsZero() {
-				c.lost, c.blameless = true, true
-			}
-		}
-	}
-}
-
-// onDevice adds the GPU to the spec of a process that is to be started.
-func (s *supervisor) onDevice(sp *spec) {
-	if !s.onGPU() {
-		return
-	}
-	sp.start.Device, sp.start.GroupSMs = s.gpu.UUID, s.gpu.GroupSMs
+	sp.start.Device, sp.start.GroupSMs = d.UUID, d.GroupSMs
 	environment := maps.Clone(sp.environment)
 	if environment == nil {
 		environment = map[string]string{}
 	}
-	maps.Copy(environment, s.gpu.Environment)
+	maps.Copy(environment, d.Environment)
 	sp.environment = environment
-}
-
-// wakesHeld says why no process may be woken now; empty if nothing prevents it.
-//
-// A process that has just ended delays a wake only if the memory that it held is needed.
-// A recovery does not wait while as much memory is free as all ended processes held.
-func (s *supervisor) wakesHeld() string {
-	if !s.onGPU() {
-		return ""
-	}
-	if why := s.gpu.recovery.holds(s.now()); why != "" {
-		return why
-	}
-	if !s.gpu.Serving {
-		return s.gpu.Idle
-	}
-	if bytes := s.gpu.device.Releasing(); bytes > 0 && s.gpu.FreeBytes >= 0 && bytes > s.gpu.FreeBytes {
-		return fmt.Sprintf("waiting until %d MiB of ended processes are free", bytes>>20)
-	}
-	return ""
-}
-
-// wakesHeldUntil is when to look again. Zero: a change of the device will trigger it.
-func (s *supervisor) wakesHeldUntil() time.Time {
-	if s.onGPU() && s.now().Before(s.gpu.recovery.dying) {
-		return s.gpu.recovery.dying
-	}
-	return time.Time{}
 }
 
 // noteBatches takes the batch sizes that a process reports to run. The deadline of its
@@ -225,7 +117,7 @@ func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 		c.moving = false
 		s.addProcess(s.log.Error(), k).Ints("groups", c.groups).Ints("stays_on", c.at).Str("reason", c.notice.Reason).Msg("process cannot move to its multiprocessor groups")
 	}
-	c.mismatch = s.mismatched(c)
+	c.mismatch = c.mismatched()
 	if c.mismatch != "" && c.mismatch != c.complained {
 		c.complained = c.mismatch
 		s.addProcess(s.log.Warn(), k).Str("why", c.mismatch).Msg("process runs on other multiprocessors than assigned")
@@ -233,86 +125,88 @@ func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 }
 
 // mismatched describes how a process's multiprocessors differ from what it was promised.
-func (s *supervisor) mismatched(c *child) string {
-	if len(c.at) == 0 && !s.sharesAtOnce() {
+func (c *child) mismatched() string {
+	if len(c.at) == 0 && !c.device.sharesAtOnce() {
 		return "" // with time slicing it has all of them
 	}
 	percent := c.wokenPercent
 	if percent == 0 {
 		percent = 100 // no share: MPS's default
 	}
-	least, most := gpu.PromisedSMs(s.gpu.Found, c.at, percent)
+	least, most := gpu.PromisedSMs(c.device.Found, c.at, percent)
 	switch n := c.notice.SMs; {
 	case least <= n && n <= most:
 		return ""
 	case len(c.at) > 0:
 		return fmt.Sprintf("the process has %d multiprocessors, and groups %v have %d", n, c.at, least)
 	default:
-		return fmt.Sprintf("the process has %d multiprocessors, and %g %% of %d are %d to %d", n, percent, s.gpu.SMs, least, most)
+		return fmt.Sprintf("the process has %d multiprocessors, and %g %% of %d are %d to %d", n, percent, c.device.SMs, least, most)
 	}
 }
 
 // lose handles a process's report that its device failed.
-func (s *supervisor) lose(k key, c *child) {
+func (d *device) lose(k key, c *child) {
 	switch {
-	case !c.failed.IsZero(), !s.sharesAtOnce():
+	case !c.failed.IsZero(), !d.sharesAtOnce():
 		// All processes lost the device; with time slicing, this process lost its own
 		// context.
 		c.lost = true
 	case c.blameless:
 		// The daemon reports the server as well until it sees the server's end, some 50
 		// ms later.
-		s.gpu.recovery.dying = s.now().Add(serverEndTimeout)
-		s.loseAll(k, c.lastWords)
+		d.recovery.dying = d.s.now().Add(serverEndTimeout)
+		d.loseAll(k, c.lastWords)
 	case c.notice.SMs > 0:
-		s.loseAll(k, c.lastWords)
+		d.loseAll(k, c.lastWords)
 	default:
 		// The process may never have had the device. Then the failure is its own, and
 		// the others are well. The server knows.
-		s.ask(k)
+		d.ask(k)
 	}
 }
 
 // ask asks the MPS server for its health, on behalf of a process. With the zero key it
 // asks for all processes that are to be woken.
-func (s *supervisor) ask(k key) { s.askFor(verdict{key: k}) }
+func (d *device) ask(k key) { d.askFor(verdict{key: k}) }
 
-func (s *supervisor) askFor(v verdict) {
-	d := s.gpu.device
+func (d *device) askFor(v verdict) {
+	s, handle := d.s, d.handle
+	v.device = d
 	s.closing.Go(func() {
 		ctx, cancel := s.clock.WithTimeout(context.Background(), verdictTimeout)
 		defer cancel()
-		v.health = d.Health(ctx)
+		v.health = handle.Health(ctx)
 		select {
-		case s.gpu.recovery.verdicts <- v:
+		case s.verdicts <- v:
 		case <-s.done:
 		}
 	})
 }
 
-func (s *supervisor) noteVerdict(v verdict) {
+func (d *device) noteVerdict(v verdict) {
 	switch {
 	case v.guest:
-		s.noteGuestVerdict(v.health)
+		d.noteGuestVerdict(v.health)
 	case v.key == (key{}):
 		// Gone: the device's state shows the server's end a little later, and then a new
 		// server. A process that is woken before that would be refused.
-		s.gpu.recovery.asking, s.gpu.recovery.serverless = false, v.health == mps.Gone
-	case v.health != mps.Well && s.onGPU():
-		s.loseAll(v.key, "the MPS server has failed")
+		d.recovery.asking, d.recovery.serverless = false, v.health == mps.Gone
+	case v.health != mps.Well && d.onGPU():
+		d.loseAll(v.key, "the MPS server has failed")
 	}
 }
 
 // loseAll marks the device as failed under every process that has touched it, and first
 // as the process that reported it. Processes that are woken from now on are not
 // affected.
-func (s *supervisor) loseAll(first key, why string) {
-	s.gpu.recovery.began = s.now()
+func (d *device) loseAll(first key, why string) {
+	s := d.s
+	d.recovery.began = s.now()
 	// A guest's program is more likely to be wrong than a model that has served.
-	byGuest := s.endClients(first != (key{}))
+	byGuest := d.endClients(first != (key{}))
 	n := 0
 	for _, c := range s.processes {
-		if c.process != nil && c.woken && !c.state.Ended() && c.failed.IsZero() {
+		if c.device == d && c.process != nil && c.woken && !c.state.Ended() && c.failed.IsZero() {
 			c.failed = s.now()
 			c.blameless = c.blameless || byGuest
 			n++
@@ -321,15 +215,24 @@ func (s *supervisor) loseAll(first key, why string) {
 	if c := s.processes[first]; c != nil {
 		c.lost = true
 	}
-	if first != (key{}) && s.sharesAtOnce() && !s.gpu.recovery.asking && !s.now().Before(s.gpu.recovery.dying) {
-		s.gpu.recovery.asking = true
-		s.ask(key{})
+	if first != (key{}) && d.sharesAtOnce() && !d.recovery.asking && !s.now().Before(d.recovery.dying) {
+		d.recovery.asking = true
+		d.ask(key{})
 	}
-	e := s.log.Error().Int("processes", n).Str("why", why)
+	e := d.log.Error().Int("processes", n).Str("why", why)
 	if first != (key{}) {
 		e = s.addProcess(e, first)
 	}
 	e.Msg("the GPU failed; ending all its processes")
+}
+
+// acquit reports the processes that loseAll has marked at once: neither a process nor its notice is the cause.
+func (d *device) acquit() {
+	for _, c := range d.s.processes {
+		if c.device == d && !c.lost && !c.failed.IsZero() {
+			c.lost, c.blameless = true, true
+		}
+	}
 }
 
 // gpuBytes is the GPU memory of a process.
@@ -338,26 +241,14 @@ func (c *child) gpuBytes() int64 {
 }
 
 // release notes that a process on the GPU has ended.
-func (s *supervisor) release(c *child) {
+func (d *device) release(c *child) {
 	if !c.failed.IsZero() {
 		c.lost = true
 	}
 	if c.process == nil || !c.woken {
 		return
 	}
-	s.gpu.device.Follow(c.process.pid(), c.gpuBytes())
-}
-
-// observeGPU adds the device to the report for the manager.
-func (s *supervisor) observeGPU(o *control.Observed) {
-	switch {
-	case !s.gpu.Opened, s.gpu.Err != nil:
-		o.Mechanism = ""
-	case s.gpu.CPU:
-	default:
-		o.Mechanism, o.Device = s.gpu.Mechanism, s.gpu.Observed()
-		o.Device.Weights = s.weights.running.state()
-	}
+	d.handle.Follow(c.process.pid(), c.gpuBytes())
 }
 
 // observeChild adds a process's groups to the report for the manager.
@@ -372,7 +263,7 @@ func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
 	case c.woken:
 		q.SMGroups = c.at
 	case c.state == control.Loaded && q.Reason == "" && s.toServe(k):
-		q.Reason = s.wakesHeld()
+		q.Reason = c.device.wakesHeld()
 	}
 	if q.Reason == "" {
 		q.Reason = c.mismatch

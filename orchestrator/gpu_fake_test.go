@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,4 +159,24 @@ func (d *fakeMPS) set(change func(*fakeMPS)) {
 	case d.changes <- struct{}{}:
 	default:
 	}
+}
+
+// onDevice puts the processes that name no device on the first one.
+func onDevice(devices []string, processes []control.DesiredProcess) []control.DesiredProcess {
+	for i := range processes {
+		processes[i].Device = cmp.Or(processes[i].Device, devices[0])
+	}
+	return processes
+}
+
+// gpuOf returns the first device of an orchestrator that has opened it, nil if that is no GPU.
+func gpuOf(o control.Observed) *control.GPU { return first(o).GPU }
+
+func mechanismOf(o control.Observed) string { return first(o).Mechanism }
+
+func first(o control.Observed) (d control.ObservedDevice) {
+	if len(o.Devices) > 0 {
+		d = o.Devices[0]
+	}
+	return d
 }

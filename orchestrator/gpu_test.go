@@ -26,7 +26,7 @@ import (
 func runGPUNode(t *testing.T, lives func(spec) life, f func(*node)) {
 	t.Helper()
 	runNode(t, lives, func(n *node) {
-		n.desired.Device = "cuda"
+		n.desired.Devices = []string{"cuda"}
 		f(n)
 	})
 }
@@ -67,7 +67,7 @@ func TestStartWaitsForGPU(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		o := n.link.observed()
-		if len(n.spawner.started) != 0 || o.Device != nil || o.Mechanism != "" || o.Processes[0].Reason != "waiting until the GPU is found" {
+		if len(n.spawner.started) != 0 || gpuOf(o) != nil || mechanismOf(o) != "" || o.Processes[0].Reason != "waiting until the GPU is found" {
 			t.Errorf("after five seconds of six: %+v, %d started", o, len(n.spawner.started))
 		}
 		n.untilState(1, control.Active)
@@ -95,9 +95,9 @@ func TestProcessEnvironment(t *testing.T) {
 			t.Errorf("woken by %+v", w)
 		}
 		o := n.link.observed()
-		if o.Mechanism != "mps" || o.Device == nil || o.Device.UUID != "GPU-1" || o.Device.Name != "Fake" || o.Device.SMs != 132 ||
-			!slices.Equal(o.Device.GroupSMs, fakeGPU.GroupSMs) || o.Device.MemoryBytes != 100<<30 || o.Device.Why != "" {
-			t.Errorf("observed %+v, %+v", o, o.Device)
+		if mechanismOf(o) != "mps" || gpuOf(o) == nil || gpuOf(o).UUID != "GPU-1" || gpuOf(o).Name != "Fake" || gpuOf(o).SMs != 132 ||
+			!slices.Equal(gpuOf(o).GroupSMs, fakeGPU.GroupSMs) || gpuOf(o).MemoryBytes != 100<<30 || gpuOf(o).Why != "" {
+			t.Errorf("observed %+v, %+v", o, gpuOf(o))
 		}
 		// A GPU share sets no CPU quota, and a percentage stays for the process's life.
 		n.want(newDesired(1, control.Serve, 60))
@@ -124,8 +124,8 @@ func TestNoShareOnGPU(t *testing.T) {
 				t.Errorf("woken by %+v", w)
 			}
 		}
-		if o := n.link.observed(); o.Mechanism != "mps" {
-			t.Errorf("mechanism is %q", o.Mechanism)
+		if o := n.link.observed(); mechanismOf(o) != "mps" {
+			t.Errorf("mechanism is %q", mechanismOf(o))
 		}
 		// Both are clients of one server, so a fault ends both.
 		n.spawner.generation(1).fault("illegal address")
@@ -168,8 +168,8 @@ func TestNoMPS(t *testing.T) {
 			t.Errorf("active as %+v, daemon %v", p, n.machine.daemon())
 		}
 		o := n.link.observed()
-		if o.Mechanism != "time-slicing" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "" {
-			t.Errorf("observed %+v, %+v", o, o.Device)
+		if mechanismOf(o) != "time-slicing" || len(gpuOf(o).GroupSMs) != 0 || gpuOf(o).Why != "" {
+			t.Errorf("observed %+v, %+v", o, gpuOf(o))
 		}
 		f := n.spawner.generation(1)
 		if !strings.HasSuffix(f.spec.environment["CUDA_MPS_PIPE_DIRECTORY"], "no-mps") || len(f.wake().Environment) != 0 {
@@ -214,7 +214,7 @@ func TestReadMemoryInterval(t *testing.T) {
 		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		n.machine.gpus.Hold("GPU-1", 5<<30)
-		n.until("the memory is seen", func(o control.Observed) bool { return o.Device.UsedBytes == 5<<30 })
+		n.until("the memory is seen", func(o control.Observed) bool { return gpuOf(o).UsedBytes == 5<<30 })
 		asked := n.machine.gpus.Asked()
 		time.Sleep(10 * time.Second)
 		if d := n.machine.gpus.Asked() - asked; d < 9 || d > 11 {
@@ -453,8 +453,8 @@ func TestTimeSharing(t *testing.T) {
 			t.Errorf("active as %+v", p)
 		}
 		o := n.link.observed()
-		if o.Mechanism != "time-slicing" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "no MPS: nvidia-cuda-mps-control is not installed; to repair: apt-get install it" {
-			t.Errorf("observed %+v, %+v", o, o.Device)
+		if mechanismOf(o) != "time-slicing" || len(gpuOf(o).GroupSMs) != 0 || gpuOf(o).Why != "no MPS: nvidia-cuda-mps-control is not installed; to repair: apt-get install it" {
+			t.Errorf("observed %+v, %+v", o, gpuOf(o))
 		}
 		f := n.spawner.generation(1)
 		if len(f.wake().Environment) != 0 || len(f.spec.start.GroupSMs) != 0 || f.spec.environment["CUDA_VISIBLE_DEVICES"] != "GPU-1" ||
@@ -481,8 +481,8 @@ func TestMPSRetry(t *testing.T) {
 		n.machine.noMPS = &mps.Problem{Why: "the MPS daemon (process 7) runs, but gave no answer within 20s"}
 		n.want(newInstance(1, control.Serve, 0))
 		n.untilState(1, control.Active)
-		if o := n.link.observed(); o.Mechanism != "time-slicing" || o.Device.Why != "no MPS: the MPS daemon (process 7) runs, but gave no answer within 20s" {
-			t.Errorf("observed %+v, %+v", o, o.Device)
+		if o := n.link.observed(); mechanismOf(o) != "time-slicing" || gpuOf(o).Why != "no MPS: the MPS daemon (process 7) runs, but gave no answer within 20s" {
+			t.Errorf("observed %+v, %+v", o, gpuOf(o))
 		}
 		if !strings.Contains(n.log.String(), "restart the node to try again") {
 			t.Error("the log does not say when it is tried again")
@@ -495,8 +495,8 @@ func TestMPSRetry(t *testing.T) {
 		n.replaceManager("n")
 		n.want(newInstance(1, control.Serve, 0))
 		n.untilState(1, control.Active)
-		if o := n.link.observed(); o.Mechanism != "mps" || o.Device.Why != "" || n.machine.daemon() == nil {
-			t.Errorf("observed %+v, %+v", o, o.Device)
+		if o := n.link.observed(); mechanismOf(o) != "mps" || gpuOf(o).Why != "" || n.machine.daemon() == nil {
+			t.Errorf("observed %+v, %+v", o, gpuOf(o))
 		}
 		// An MPS that runs is kept.
 		d := n.machine.daemon()
@@ -518,8 +518,8 @@ func TestNoGroups(t *testing.T) {
 		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		o := n.link.observed()
-		if o.Mechanism != "mps" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "no partitions: cuGreenCtxCreate is missing" {
-			t.Errorf("observed %+v, %+v", o, o.Device)
+		if mechanismOf(o) != "mps" || len(gpuOf(o).GroupSMs) != 0 || gpuOf(o).Why != "no partitions: cuGreenCtxCreate is missing" {
+			t.Errorf("observed %+v, %+v", o, gpuOf(o))
 		}
 	})
 }
@@ -541,7 +541,7 @@ func TestMissingGPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			runNode(t, nil, func(n *node) {
 				n.machine.noGPU = c.err
-				n.desired.Device = c.device
+				n.desired.Devices = []string{c.device}
 				if !c.cpu && (c.err != nil || c.device != "auto") {
 					n.desired.Seq++
 					n.messages <- n.desired
@@ -554,14 +554,14 @@ func TestMissingGPU(t *testing.T) {
 				n.want(newDesired(1, control.Serve, 30))
 				if c.err == nil && c.device == "auto" {
 					n.untilState(1, control.Active)
-					if o := n.link.observed(); o.Mechanism != "mps" || o.Device == nil {
+					if o := n.link.observed(); mechanismOf(o) != "mps" || gpuOf(o) == nil {
 						t.Errorf("observed %+v", o)
 					}
 					return
 				}
 				n.untilState(1, control.Active)
 				f := n.spawner.generation(1)
-				if o := n.link.observed(); o.Mechanism != fakeMechanism || o.Device != nil || f.spec.start.Device != "cpu" || len(f.spec.environment) != 0 {
+				if o := n.link.observed(); mechanismOf(o) != fakeMechanism || gpuOf(o) != nil || f.spec.start.Device != "cpu" || len(f.spec.environment) != 0 {
 					t.Errorf("observed %+v, started as %+v", o, f.spec)
 				}
 				if got := n.shares.of(key{"face", 0, 1}); got != 30 {
@@ -577,9 +577,10 @@ func TestMissingGPU(t *testing.T) {
 func TestFollowWithoutNVML(t *testing.T) {
 	m := newFakeMachine()
 	m.noNVML = errors.New("no NVML")
-	d := gpu.Open(nil, gpu.Options{Device: "cuda", NoMPS: true}, m, t.TempDir(), zerolog.Nop())
+	changes := make(chan struct{}, 1)
+	d := gpu.Open(func() {}, gpu.Options{Device: "cuda", NoMPS: true}, m, t.TempDir(), changes, zerolog.Nop())
 	defer d.Close()
-	<-d.States()
+	<-changes
 	d.Follow(42, 1)
 	wait.For(t, "the device to forget the process", func() bool { return d.Releasing() == 0 })
 }
@@ -602,7 +603,7 @@ func TestReopenDevice(t *testing.T) {
 		n.desired.NoMPS = true
 		n.want(newDesired(4, control.Serve, 0))
 		n.untilState(4, control.Active)
-		if o := n.link.observed(); o.Mechanism != gpu.TimeSlicing || n.machine.daemon() != first || !first.closed {
+		if o := n.link.observed(); mechanismOf(o) != gpu.TimeSlicing || n.machine.daemon() != first || !first.closed {
 			t.Errorf("without MPS: observed %+v", o)
 		}
 		n.replaceManager("q")
@@ -613,10 +614,10 @@ func TestReopenDevice(t *testing.T) {
 			t.Error("MPS was not started again")
 		}
 		n.replaceManager("r")
-		n.desired.Device = ""
+		n.desired.Devices = []string{control.DeviceCPU}
 		n.want(newDesired(6, control.Serve, 30))
 		n.untilState(6, control.Active)
-		if o := n.link.observed(); o.Device != nil || o.Mechanism != fakeMechanism || !n.machine.daemon().closed {
+		if o := n.link.observed(); gpuOf(o) != nil || mechanismOf(o) != fakeMechanism || !n.machine.daemon().closed {
 			t.Errorf("observed %+v", o)
 		}
 	})

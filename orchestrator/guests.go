@@ -74,51 +74,61 @@ func (g *guests) close(log zerolog.Logger) {
 	}
 }
 
+// forGuests returns the device that guests run on, the first one; nil if there is none yet.
+func (s *supervisor) forGuests() *device {
+	if len(s.devices) == 0 {
+		return nil
+	}
+	return s.devices[0]
+}
+
 // guestDevice is what guests may use now.
 func (s *supervisor) guestDevice() guest.Device {
+	on := s.forGuests()
 	switch {
-	case s.target.desired == nil && s.gpu.device == nil:
+	case on == nil:
 		return guest.Device{Wait: "the node is starting"}
-	case s.gpu.device == nil, s.gpu.Opened && s.gpu.CPU:
-		return guest.Device{Kind: guest.OnCPU}
-	case !s.gpu.Opened:
+	case on.opening():
 		return guest.Device{Wait: "the node waits until the GPU is found"}
-	case s.gpu.Err != nil:
+	case on.Err != nil:
 		return guest.Device{Wait: "the GPU cannot be used"}
+	case !on.onGPU():
+		return guest.Device{Kind: guest.OnCPU}
 	}
-	device, uuid := s.gpu.device, s.gpu.UUID
+	handle, uuid := on.handle, on.UUID
 	d := guest.Device{
-		Kind: guest.InMPS, Client: s.gpu.Environment, Wait: s.gpu.recovery.holds(s.now()),
+		Kind: guest.InMPS, Client: on.Environment, Wait: on.recovery.holds(s.now()),
 		Own:    map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MPS_PIPE_DIRECTORY": program.NoMPS(s.o.Dir)},
-		Memory: func() (guest.Usage, bool) { return device.Memory(uuid) }, EndWork: device.EndWork,
+		Memory: func() (guest.Usage, bool) { return handle.Memory(uuid) }, EndWork: handle.EndWork,
 		ContextBytes: contextBytes, WorkerBytes: map[int]int64{},
 	}
 	for _, c := range s.processes {
 		switch {
-		case c.state.Ended() || c.process == nil:
+		case c.device != on || c.state.Ended() || c.process == nil:
 		case c.desired.MemoryBytes > 0: // its members restart within the worker's memory
 			d.WorkerBytes[c.process.pid()] = c.desired.MemoryBytes
 		case c.notice.PersistentBytes > 0:
 			d.RestartBytes = max(d.RestartBytes, c.gpuBytes())
 		}
 	}
-	if !s.sharesAtOnce() {
-		d.Kind, d.Why = guest.Beside, cmp.Or(s.gpu.Why, "the node runs without MPS")
+	if !on.sharesAtOnce() {
+		d.Kind, d.Why = guest.Beside, cmp.Or(on.Why, "the node runs without MPS")
 	}
-	if d.Wait == "" && !s.gpu.Serving {
-		d.Wait = s.gpu.Idle
+	if d.Wait == "" && !on.Serving {
+		d.Wait = on.Idle
 	}
 	return d
 }
 
 // endClients ends the guests inside MPS after a fault, and reports whether they are blamed for it.
-func (s *supervisor) endClients(blame bool) bool {
-	if s.guests.server == nil || !s.sharesAtOnce() {
+func (d *device) endClients(blame bool) bool {
+	guests := d.s.guests.server
+	if guests == nil || !d.sharesAtOnce() || d != d.s.forGuests() {
 		return false
 	}
-	suspects := s.guests.server.Fault("the GPU failed for all clients of MPS", blame)
+	suspects := guests.Fault("the GPU failed for all clients of MPS", blame)
 	if suspects {
-		s.log.Error().Msg("a guest is suspected of the GPU's failure; its command may not run inside MPS for a while")
+		d.log.Error().Msg("a guest is suspected of the GPU's failure; its command may not run inside MPS for a while")
 	}
 	return suspects
 }
@@ -138,8 +148,8 @@ func (g *guests) withGuests(reason string) string {
 // noteGuestEnded asks whether a client of MPS that has ended failed the GPU. Idle functions would notice
 // only with their next requests.
 func (s *supervisor) noteGuestEnded() {
-	if s.onGPU() && s.sharesAtOnce() {
-		s.askFor(verdict{guest: true})
+	if d := s.forGuests(); d != nil && d.onGPU() && d.sharesAtOnce() {
+		d.askFor(verdict{guest: true})
 	}
 }
 
@@ -147,19 +157,15 @@ func (s *supervisor) noteGuestEnded() {
 const lossSettles = 2 * time.Second
 
 // noteGuestVerdict takes the server's health after the end of a guest.
-func (s *supervisor) noteGuestVerdict(h mps.Health) {
-	if h != mps.Fault || !s.onGPU() || s.gpu.recovery.asking || s.now().Sub(s.gpu.recovery.began) < lossSettles {
+func (d *device) noteGuestVerdict(h mps.Health) {
+	if h != mps.Fault || !d.onGPU() || d.recovery.asking || d.s.now().Sub(d.recovery.began) < lossSettles {
 		return
 	}
-	s.loseAll(key{}, "a guest failed the GPU")
-	s.endClients(true)
-	for _, c := range s.processes {
-		if !c.lost && !c.failed.IsZero() {
-			c.lost, c.blameless = true, true
-		}
-	}
-	s.gpu.recovery.asking = true
-	s.ask(key{})
+	d.loseAll(key{}, "a guest failed the GPU")
+	d.endClients(true)
+	d.acquit()
+	d.recovery.asking = true
+	d.ask(key{})
 }
 
 // guestGroups implements guest.Groups.

@@ -24,6 +24,7 @@ type observedProcess struct {
 	terms     control.Terms // terms that were last written or ordered
 	woken     bool
 	member    bool      // of a worker; set by observedState
+	asleep    bool      // it cannot be woken now; set by observedState
 	handshook bool      // it has reported its version
 	spawned   time.Time // 0: it was never started
 	since     time.Time // when it entered state
@@ -50,12 +51,9 @@ type observedState struct {
 	// managerID is the manager that the processes belong to; empty at first.
 	managerID string
 	processes map[key]observedProcess
-	// held returns the time before which nothing may be started in a place.
-	held func(place) time.Time
-	// unready: no process can be started yet, in any place.
-	unready bool
-	// asleep: no process can be woken now.
-	asleep bool
+	// held returns the time before which a process may not be started. ok is false if nothing can be
+	// started on its device yet.
+	held func(control.DesiredProcess) (until time.Time, ok bool)
 }
 
 // limits are the deadlines, all positive.
@@ -140,7 +138,7 @@ func plan(now time.Time, w desiredState, f observedState, l limits) (todo []acti
 		if _, exists := f.processes[k]; exists {
 			continue
 		}
-		if a := p.begin(k, wanted[k]); a.kind != 0 {
+		if a := p.begin(wanted[k]); a.kind != 0 {
 			a.key, a.wanted = k, wanted[k]
 			todo = append(todo, a)
 		}
@@ -170,7 +168,7 @@ func (p *planner) due(t time.Time) bool {
 
 // begin returns the action for a desired process that does not exist; the zero action if none
 // is due.
-func (p *planner) begin(k key, d control.DesiredProcess) action {
+func (p *planner) begin(d control.DesiredProcess) action {
 	switch {
 	case d.Role == control.Drain || d.Role == control.Kill:
 		return action{kind: markExited, why: "the process was never started"}
@@ -178,7 +176,8 @@ func (p *planner) begin(k key, d control.DesiredProcess) action {
 		return action{kind: markExited, why: "the process ended under an earlier orchestrator"}
 	case p.target.ending:
 		return action{kind: markExited, why: "the orchestrator stops"}
-	case !p.facts.unready && p.due(p.facts.held(k.place())):
+	}
+	if until, ok := p.facts.held(d); ok && p.due(until) {
 		return action{kind: spawn}
 	}
 	return action{}
@@ -213,7 +212,7 @@ func (p *planner) step(q observedProcess, d control.DesiredProcess, desired, ano
 		return action{kind: kill, fault: fault}
 	}
 	switch {
-	case d.Role == control.Serve && !q.woken && q.state == control.Loaded && !p.facts.asleep:
+	case d.Role == control.Serve && !q.woken && q.state == control.Loaded && !q.asleep:
 		return action{kind: wake, wanted: d}
 	case q.terms != d.Terms, q.woken && !q.moving && !slices.Equal(q.groups, d.SMGroups):
 		return action{kind: reshare, wanted: d}

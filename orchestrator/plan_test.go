@@ -16,7 +16,7 @@ var (
 	some = limits{handshake: time.Second, load: 10 * time.Second, drain: 5 * time.Second, term: 2 * time.Second,
 		lost: 100 * time.Millisecond, hangUp: time.Second}
 	testKey = key{"face", 0, 1}
-	atOnce  = func(place) time.Time { return time.Time{} }
+	atOnce  = func(control.DesiredProcess) (time.Time, bool) { return time.Time{}, true }
 )
 
 // want is a manager that desires one process.
@@ -129,11 +129,12 @@ func TestPlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := observedState{managerID: "m", processes: map[key]observedProcess{}, held: atOnce}
 			if c.is != nil {
-				f.processes[testKey] = *c.is
+				q := *c.is
+				q.asleep = c.gpu == "asleep"
+				f.processes[testKey] = q
 			}
-			f.unready, f.asleep = c.gpu == "unready", c.gpu == "asleep"
-			if c.held > 0 {
-				f.held = func(place) time.Time { return t0.Add(c.held) }
+			if c.held > 0 || c.gpu == "unready" {
+				f.held = func(control.DesiredProcess) (time.Time, bool) { return t0.Add(c.held), c.gpu != "unready" }
 			}
 			todo, next := plan(t0.Add(c.now), c.target, f, some)
 			kind, why, _ := strings.Cut(c.do, " ")
@@ -166,13 +167,16 @@ type world struct {
 	observed observedState
 	started  map[key]bool // under this manager
 	held     map[place]time.Time
+	unready  bool // nothing can be started
 }
 
 func newWorld(t *rapid.T) *world {
 	w := &world{t: t, now: t0, started: map[key]bool{}, held: map[place]time.Time{}}
 	w.observed = observedState{
 		processes: map[key]observedProcess{},
-		held:      func(p place) time.Time { return w.held[p] },
+		held: func(p control.DesiredProcess) (time.Time, bool) {
+			return w.held[keyOf(p).place()], !w.unready
+		},
 	}
 	return w
 }
@@ -213,7 +217,7 @@ func (w *world) do(a action) {
 		refuse(w.target.ending, "comes at the end")
 		refuse(w.target.desired.ManagerID != w.observed.managerID, "belongs to another manager")
 		refuse(w.now.Before(w.held[a.key.place()]), "has to wait")
-		refuse(w.observed.unready, "has no device")
+		refuse(w.unready, "has no device")
 		w.started[a.key] = true
 		w.observed.processes[a.key] = observedProcess{state: control.Starting, member: a.key.name == "detect", terms: a.wanted.Terms, spawned: w.now, since: w.now}
 		return
@@ -233,7 +237,7 @@ func (w *world) do(a action) {
 	case wake:
 		refuse(f.woken || f.state != control.Loaded, "does not sleep")
 		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
-		refuse(w.observed.asleep, "may not be woken")
+		refuse(f.asleep, "may not be woken")
 		f.woken, f.terms = true, a.wanted.Terms
 		f.groups, f.ordered, f.moving = a.wanted.SMGroups, w.now, len(a.wanted.SMGroups) > 0
 	case reshare:
@@ -309,7 +313,11 @@ func TestPlanProperties(t *testing.T) {
 					w.observed.processes[k] = f
 				}
 			case "device":
-				w.observed.unready, w.observed.asleep = rapid.Bool().Draw(t, "unready"), rapid.Bool().Draw(t, "asleep")
+				w.unready = rapid.Bool().Draw(t, "unready")
+				for k, f := range w.observed.processes {
+					f.asleep = rapid.Bool().Draw(t, "asleep")
+					w.observed.processes[k] = f
+				}
 			case "arrival":
 				if k, f, ok := w.draw(); ok {
 					f.moving = false

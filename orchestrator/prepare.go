@@ -16,7 +16,7 @@ import (
 // attacker who controls one process would control the others.
 //
 //	process                       orchestrator                    penstock prepare
-//	1 Notice{prepare}  ─────────> one run per card      ────────> 2 optimises the model on the
+//	1 Notice{prepare}  ─────────> one run per card, GPU ────────> 2 optimises the model on the
 //	                                                                GPU, writes the entry, ends
 //	4 opens the entry <────────── 3 Order{prepared}
 //
@@ -26,31 +26,38 @@ import (
 
 // preparations are the models that are being prepared.
 type preparations struct {
-	waiting map[string][]key // processes, by the card's file
+	waiting map[preparedModel][]key
 	results chan preparation
 }
 
-// preparation is the result of preparing a card's model.
+// preparedModel is the model of a card's file, on a device.
+type preparedModel struct {
+	card   string
+	device *device
+}
+
+// preparation is the result of preparing a model.
 type preparation struct {
-	card string
-	err  error
+	preparedModel
+	err error
 }
 
 // prepareModel starts the preparation of a process's model, unless one is under way.
 func (s *supervisor) prepareModel(k key, c *child) {
 	card := c.desired.Card
-	if s.o.Prepared == "" || s.o.Sandbox == nil || !s.onGPU() || card == "" {
+	if s.o.Prepared == "" || s.o.Sandbox == nil || !c.device.onGPU() || card == "" {
 		s.order(k, c, control.Order{Do: control.DoPrepared, Failed: "this orchestrator does not prepare models"})
 		return
 	}
-	waiting, running := s.preparations.waiting[card]
-	s.preparations.waiting[card] = append(waiting, k)
+	m := preparedModel{card, c.device}
+	waiting, running := s.preparations.waiting[m]
+	s.preparations.waiting[m] = append(waiting, k)
 	if running {
 		return
 	}
 	s.addProcess(s.log.Info(), k).Str("card", card).Msg("preparing model for the GPU")
 	p := preparer{
-		self: s.o.Self, dir: s.o.Dir, prepared: s.o.Prepared, uuid: s.gpu.UUID, card: card,
+		self: s.o.Self, dir: s.o.Dir, prepared: s.o.Prepared, uuid: c.device.UUID, card: card,
 		read: slices.Concat([]string{card}, nonEmpty(c.desired.Dir), modelFiles(&c.desired)), log: s.log,
 	}
 	s.closing.Go(func() {
@@ -65,7 +72,7 @@ func (s *supervisor) prepareModel(k key, c *child) {
 		}()
 		err := p.run(ctx)
 		select {
-		case s.preparations.results <- preparation{card, err}:
+		case s.preparations.results <- preparation{m, err}:
 		case <-s.done:
 		}
 	})
@@ -78,12 +85,12 @@ func (s *supervisor) notePrepared(p preparation) {
 		s.log.Warn().Err(p.err).Str("card", p.card).Msg("cannot prepare model; its processes load their own weights")
 		order.Failed = program.Line(p.err.Error())
 	}
-	for _, k := range s.preparations.waiting[p.card] {
+	for _, k := range s.preparations.waiting[p.preparedModel] {
 		if c := s.processes[k]; c != nil && c.process != nil && !c.state.Ended() {
 			s.order(k, c, order)
 		}
 	}
-	delete(s.preparations.waiting, p.card)
+	delete(s.preparations.waiting, p.preparedModel)
 }
 
 // preparer is one run of `penstock prepare`.

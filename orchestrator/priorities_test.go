@@ -93,16 +93,16 @@ func probed(t *testing.T, cache string, timeout time.Duration, settings ...cudaf
 	value, _ := strings.CutPrefix(cudafake.Env(settings...), "PENSTOCK_FAKE=")
 	t.Setenv("PENSTOCK_FAKE", value)
 	n := newNode(t)
-	n.desired.Device, n.desired.ProbePriorities = "GPU-fa", true
+	n.desired.Devices, n.desired.ProbePriorities = []string{"GPU-fa"}, true
 	n.cache, n.probeTimeout = cache, timeout
 	cmd := n.orchestrate(cpushare.Governor, "sandbox")
 	n.want()
-	n.until("the GPU is open", func(o control.Observed) bool { return o.Device != nil })
+	n.until("the GPU is open", func(o control.Observed) bool { return gpuOf(o) != nil })
 	cmd.Process.Signal(syscall.SIGTERM)
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	return n.last.Device.Priorities, n.log
+	return gpuOf(n.last).Priorities, n.log
 }
 
 func TestPriorityProbe(t *testing.T) {
@@ -176,7 +176,7 @@ func TestProbeIsAskedFor(t *testing.T) {
 		{"gslice", func(n *node) { n.desired.ProbePriorities = false }, 0, nil},
 		{"without MPS", func(n *node) { n.machine.noMPS = errors.New("none") }, 0, nil},
 		{"MPS is not wanted", func(n *node) { n.desired.NoMPS = true }, 0, nil},
-		{"CPU", func(n *node) { n.desired.Device = control.DeviceCPU }, 0, nil},
+		{"CPU", func(n *node) { n.desired.Devices = []string{control.DeviceCPU} }, 0, nil},
 		{"fails", func(n *node) { n.machine.noPriorities = errors.New("it crashed") }, 1, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -186,7 +186,7 @@ func TestProbeIsAskedFor(t *testing.T) {
 				n.want(newDesired(1, control.Serve, 0))
 				n.untilState(1, control.Active)
 				var got *control.StreamPriorities
-				if d := n.link.observed().Device; d != nil {
+				if d := gpuOf(n.link.observed()); d != nil {
 					got = d.Priorities
 				}
 				if n.machine.probes != c.probes || (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
@@ -206,8 +206,8 @@ func TestProbeAfterAnotherManager(t *testing.T) {
 		n.desired.ProbePriorities = true
 		n.want(newDesired(2, control.Serve, 0))
 		n.untilState(2, control.Active)
-		if o := n.link.observed(); n.machine.probes != 1 || o.Device.Priorities == nil {
-			t.Errorf("%d probes, device %+v", n.machine.probes, o.Device)
+		if o := n.link.observed(); n.machine.probes != 1 || gpuOf(o).Priorities == nil {
+			t.Errorf("%d probes, device %+v", n.machine.probes, gpuOf(o))
 		}
 	})
 }
@@ -216,8 +216,10 @@ func TestProbeAfterAnotherManager(t *testing.T) {
 func TestNoProbeAfterResume(t *testing.T) {
 	for _, known := range []*control.StreamPriorities{nil, {Hold: true, AloneMicros: 1, HighMicros: 2, EqualMicros: 9}} {
 		m := newFakeMachine()
-		d := gpu.Open(nil, gpu.Options{Device: "cuda", Probe: true, Resumed: true, Known: known}, m, t.TempDir(), zerolog.Nop())
-		if s := <-d.States(); m.probes != 0 || s.Priorities != known {
+		changes := make(chan struct{}, 1)
+		d := gpu.Open(func() {}, gpu.Options{Device: "cuda", Probe: true, Resumed: true, Known: known}, m, t.TempDir(), changes, zerolog.Nop())
+		<-changes
+		if s := d.Changed(); m.probes != 0 || s.Priorities != known {
 			t.Errorf("%d probes, %+v; want none and %+v", m.probes, s.Priorities, known)
 		}
 		d.Close()

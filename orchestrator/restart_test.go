@@ -321,7 +321,7 @@ func TestNoteOfAnotherVersion(t *testing.T) {
 func TestResumeOnGPU(t *testing.T) {
 	fakeGPUs(t)
 	n := newKeptNode(t)
-	n.desired.Device = "GPU-fa"
+	n.desired.Devices = []string{"GPU-fa"}
 	cmd := n.orchestrate()
 	a, b, shadow := n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15), n.onFakeGPU(3, 20)
 	b.SharedWeights, shadow.Role = true, control.Shadow
@@ -331,15 +331,15 @@ func TestResumeOnGPU(t *testing.T) {
 		before[i] = n.untilState(uint32(i+1), state)
 	}
 	n.until("weights are held", holdsWeights)
-	device, daemon := *n.last.Device, n.daemonOf()
+	device, daemon := *gpuOf(n.last), n.daemonOf()
 	n.want(started(a, b, shadow)...)
 	for range 3 {
 		killed(cmd)
 		cmd = n.orchestrate()
 		n.untilAnother()
 		o := n.last // the first message of the new orchestrator
-		if o.Mechanism != gpu.MPS || o.Device == nil || o.Device.UUID != device.UUID || len(o.Device.GroupSMs) != len(device.GroupSMs) {
-			t.Errorf("observed %+v, %+v", o, o.Device)
+		if mechanismOf(o) != gpu.MPS || gpuOf(o) == nil || gpuOf(o).UUID != device.UUID || len(gpuOf(o).GroupSMs) != len(device.GroupSMs) {
+			t.Errorf("observed %+v, %+v", o, gpuOf(o))
 		}
 		for i, p := range o.Processes {
 			if p.PID != before[i].PID || p.State != before[i].State || !slices.Equal(p.SMGroups, before[i].SMGroups) {
@@ -350,7 +350,7 @@ func TestResumeOnGPU(t *testing.T) {
 			return o.Processes[0].SMs == before[0].SMs && o.Processes[1].SMs == before[1].SMs
 		})
 		n.until("the same weights are held", func(o control.Observed) bool {
-			return o.Device.Weights != nil && *o.Device.Weights == *device.Weights
+			return gpuOf(o).Weights != nil && *gpuOf(o).Weights == *device.Weights
 		})
 		if n.daemonOf() != daemon {
 			t.Errorf("daemon %d in place of %d", n.daemonOf(), daemon)

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/control"
@@ -56,13 +58,13 @@ type saved struct {
 	LastWords string `json:"last_words,omitempty"`
 
 	Counters cgroup.Counters `json:"counters"`
-	GPU      *savedGPU       `json:"gpu,omitempty"`
+	Device   savedDevice     `json:"device"`
 }
 
-// savedGPU is the device that a process was started for.
-type savedGPU struct {
+// savedDevice is the device that a process was started for. A CPU has no state.
+type savedDevice struct {
 	gpu.Options
-	gpu.State
+	GPU *gpu.State `json:"gpu,omitempty"`
 }
 
 // heldProcess is a process that another orchestrator started.
@@ -109,9 +111,9 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	if c.process != nil {
 		n.Counters = c.process.counters()
 	}
-	if s.onGPU() {
-		n.GPU = &savedGPU{s.gpu.device.Options, s.gpu.State}
-		n.GPU.Known = s.gpu.Priorities
+	n.Device.Options = c.device.Options
+	if c.device.onGPU() {
+		n.Device.GPU, n.Device.Known = &c.device.State, c.device.Priorities
 	}
 	b, err := json.Marshal(n)
 	if err != nil {
@@ -140,9 +142,10 @@ func (s *supervisor) saveProcess(k key, c *child) {
 // restore resumes the processes that the keeper holds. It ends processes that another
 // version started, and those that belong to another manager than the rest.
 func (s *supervisor) restore(held []heldProcess) {
+	var servers []*keeper.Process
 	for _, h := range held {
-		if h.id == weightsID {
-			s.weights.last = h.held
+		if strings.HasPrefix(h.id, weightsID) {
+			servers = append(servers, h.held)
 			continue
 		}
 		n, err := readSaved(h.note)
@@ -156,11 +159,14 @@ func (s *supervisor) restore(held []heldProcess) {
 		}
 		s.resume(h, n)
 	}
-	if last := s.weights.last; last != nil && s.onGPU() {
-		s.shareWeights()
-	} else if last != nil {
-		s.weights.last = nil
-		s.closing.Go(func() { keeper.Drop(s.o.Keeper, last, program.EndTimeout) })
+	for _, server := range servers {
+		i := slices.IndexFunc(s.devices, func(d *device) bool { return d.onGPU() && weightsID+d.UUID == server.ID })
+		if i < 0 {
+			s.closing.Go(func() { keeper.Drop(s.o.Keeper, server, program.EndTimeout) })
+			continue
+		}
+		s.devices[i].weights.last = server
+		s.devices[i].shareWeights()
 	}
 	if len(s.processes) == 0 {
 		return
@@ -187,7 +193,7 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 			drained: when(n.Drained), termed: when(n.Termed), killed: when(n.Killed),
 			groups: n.Groups, moving: n.Moving, ordered: now,
 		},
-		desired:  control.DesiredProcess{IF: n.IF, Instance: n.Instance, Generation: n.Generation, Worker: n.Worker, Terms: control.Terms{SharePercent: n.SharePercent}, SMGroups: n.Groups},
+		desired:  control.DesiredProcess{IF: n.IF, Instance: n.Instance, Generation: n.Generation, Device: n.Device.Device, Worker: n.Worker, Terms: control.Terms{SharePercent: n.SharePercent}, SMGroups: n.Groups},
 		governor: n.Governor, wokenPercent: n.WokenPercent,
 		asked: n.Asked, fault: n.Fault, lastWords: n.LastWords,
 	}
@@ -198,10 +204,8 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 		return
 	}
 	c.process = p
-	if s.manager.id == "" {
-		s.manager.id, s.manager.socket = n.ManagerID, n.AttachSocket
-		s.restoreGPU(n.GPU)
-	}
+	s.manager.id, s.manager.socket = n.ManagerID, n.AttachSocket
+	c.device = s.restoreDevice(n.Device)
 	s.processes[k] = c
 	s.follow(k, p)
 	if h.exited {
@@ -213,16 +217,20 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 	}
 }
 
-// restoreGPU opens the processes' device again. Until it is open, the device's state is the
-// one in the note, and no process is woken.
-func (s *supervisor) restoreGPU(g *savedGPU) {
-	if g == nil {
-		return
+// restoreDevice returns the device of a process. It opens the device again, unless another process has it, too. Until it
+// is open, the device's state is the one in the note, and no process is woken.
+func (s *supervisor) restoreDevice(n savedDevice) *device {
+	if d := s.deviceOf(n.Device); d != nil {
+		return d
 	}
-	o := g.Options
-	o.Resumed = true
-	s.openDevice(o)
-	s.gpu.State = g.State
-	s.gpu.Opened, s.gpu.Priorities = true, g.Known
-	s.gpu.Idle, s.gpu.UsedBytes, s.gpu.FreeBytes = "waiting until the GPU is opened again", -1, -1
+	n.Options.Resumed = true
+	d := s.newDevice(n.Options)
+	s.devices = append(s.devices, d)
+	d.open(func() {})
+	if n.GPU != nil {
+		d.State = *n.GPU
+		d.Opened, d.Priorities = true, n.Known
+		d.Idle, d.UsedBytes, d.FreeBytes = "waiting until the GPU is opened again", -1, -1
+	}
+	return d
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -204,11 +205,12 @@ type supervisor struct {
 	manager managerPeer
 
 	processes map[key]*child
-	backoffs  map[place]*backoff // of places that have a desired process
 	reports   chan report
 
-	gpu          deviceUse
-	weights      weightServer
+	devices       []*device // those that the manager wants, in its order
+	deviceChanges chan struct{}
+	verdicts      chan verdict
+
 	preparations preparations
 	guests       guests
 
@@ -228,6 +230,7 @@ type managerPeer struct {
 // child is the supervisor's state of a process.
 type child struct {
 	observedProcess
+	device   *device
 	desired  control.DesiredProcess
 	process  process // nil if it was never started
 	governor bool    // libml enforces its share
@@ -269,11 +272,12 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		o: o, log: o.Log, link: link, id: hex.EncodeToString(id), clock: o.clock,
 		limits:    cmp.Or(o.limits, defaultLimits),
 		processes: map[key]*child{},
-		backoffs:  map[place]*backoff{},
 		reports:   make(chan report),
-		gpu:       deviceUse{recovery: recovery{verdicts: make(chan verdict)}},
 
-		preparations: preparations{waiting: map[string][]key{}, results: make(chan preparation)},
+		deviceChanges: make(chan struct{}, 1),
+		verdicts:      make(chan verdict),
+
+		preparations: preparations{waiting: map[preparedModel][]key{}, results: make(chan preparation)},
 		done:         make(chan struct{}),
 	}
 }
@@ -287,7 +291,7 @@ func (s *supervisor) now() time.Time { return s.clock.Time() }
 func (s *supervisor) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	defer s.closeDevice()
+	defer s.closeDevices()
 	defer s.guests.close(s.log) // before MPS
 	defer close(s.done)
 	stop := ctx.Done()
@@ -297,7 +301,7 @@ func (s *supervisor) run(ctx context.Context) error {
 		s.publish()
 		s.guests.update(s.guestDevice())
 		if s.target.ending && s.living() == 0 {
-			return s.gpu.Err
+			return s.deviceFailure()
 		}
 		wait := time.Hour
 		if !next.IsZero() {
@@ -316,12 +320,12 @@ func (s *supervisor) run(ctx context.Context) error {
 			}
 		case r := <-s.reports:
 			s.note(r)
-		case g := <-s.deviceStates():
-			s.noteGPU(g)
+		case <-s.deviceChanges:
+			s.noteDevices()
 		case r := <-s.preparations.results:
 			s.notePrepared(r)
-		case v := <-s.gpu.recovery.verdicts:
-			s.noteVerdict(v)
+		case v := <-s.verdicts:
+			v.device.noteVerdict(v)
 		case <-s.guests.ended():
 			s.noteGuestEnded()
 		case <-s.o.shares.Yields():
@@ -343,6 +347,7 @@ func (s *supervisor) receive(d control.Desired) {
 	}
 	s.target.desired, s.target.waiting = &d, false
 	if d.ManagerID == s.manager.id {
+		s.openDevices(&d, false) // an earlier orchestrator's notes have only those with processes
 		s.pardon(d.Processes)
 	}
 }
@@ -355,10 +360,8 @@ func (s *supervisor) pardon(wanted []control.DesiredProcess) {
 	for _, p := range wanted {
 		stays[keyOf(p).place()] = true
 	}
-	for p := range s.backoffs {
-		if !stays[p] {
-			delete(s.backoffs, p)
-		}
+	for _, d := range s.devices {
+		maps.DeleteFunc(d.backoffs, func(p place, _ *backoff) bool { return !stays[p] })
 	}
 	for k, c := range s.processes {
 		c.pardoned = c.pardoned || !stays[k.place()]
@@ -419,18 +422,17 @@ func (s *supervisor) observedState() observedState {
 	f := observedState{
 		managerID: s.manager.id,
 		processes: make(map[key]observedProcess, len(s.processes)),
-		held: func(p place) time.Time {
-			if b := s.backoffs[p]; b != nil {
-				return b.until
+		held: func(p control.DesiredProcess) (until time.Time, ok bool) {
+			d := s.deviceOf(p.Device)
+			if b := d.backoffs[keyOf(p).place()]; b != nil {
+				until = b.until
 			}
-			return time.Time{}
+			return until, !d.opening()
 		},
-		unready: s.gpu.device != nil && !s.gpu.Opened,
-		asleep:  s.wakesHeld() != "",
 	}
 	for k, c := range s.processes {
 		q := c.observedProcess
-		q.member = c.desired.Worker != ""
+		q.member, q.asleep = c.desired.Worker != "", c.device.wakesHeld() != ""
 		f.processes[k] = q
 	}
 	return f
@@ -450,13 +452,12 @@ func (s *supervisor) do(a action) {
 		s.manager.id = s.target.desired.ManagerID
 		s.manager.socket = s.target.desired.AttachSocket
 		s.manager.ackSeq = 0
-		clear(s.backoffs)
-		s.openDevice(gpu.Options{Device: s.target.desired.Device, NoMPS: s.target.desired.NoMPS, Probe: s.target.desired.ProbePriorities})
+		s.openDevices(s.target.desired, true)
 		s.log.Info().Str("manager_id", s.manager.id).Msg("manager started")
 	case spawn:
 		s.spawn(a)
 	case markExited:
-		s.processes[a.key] = &child{observedProcess: observedProcess{state: control.Stopped}, desired: a.wanted, reason: a.why}
+		s.processes[a.key] = &child{observedProcess: observedProcess{state: control.Stopped}, device: s.deviceOf(a.wanted.Device), desired: a.wanted, reason: a.why}
 	case wake:
 		c.desired, c.woken = a.wanted, true
 		s.share(a.key, c, control.DoWake)
@@ -506,7 +507,7 @@ func (s *supervisor) spawn(a action) {
 	now := s.now()
 	c := &child{
 		observedProcess: observedProcess{state: control.Starting, spawned: now, since: now, terms: a.wanted.Terms},
-		desired:         a.wanted,
+		device:          s.deviceOf(a.wanted.Device), desired: a.wanted,
 	}
 	s.processes[a.key] = c
 	command, err := s.command(a.wanted)
@@ -523,9 +524,9 @@ func (s *supervisor) spawn(a action) {
 			WorkerLimits: a.wanted.WorkerLimits,
 		},
 	}
-	s.onDevice(&sp)
-	if a.wanted.SharedWeights && s.onGPU() {
-		sp.start.WeightsSocket = s.shareWeights()
+	c.device.add(&sp)
+	if a.wanted.SharedWeights && c.device.onGPU() {
+		sp.start.WeightsSocket = c.device.shareWeights()
 		if s.o.Sandbox != nil {
 			sp.start.Prepared = s.o.Prepared
 		}
@@ -533,7 +534,7 @@ func (s *supervisor) spawn(a action) {
 	sp.note = s.noteOf(a.key, c)
 	c.noted = sp.note
 	var p process
-	if err = s.confine(&sp, modelFiles(&a.wanted)); err == nil {
+	if err = s.confine(&sp, c.device, modelFiles(&a.wanted)); err == nil {
 		p, err = s.o.spawner.spawn(sp)
 	}
 	if err != nil {
@@ -612,7 +613,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 		s.prepareModel(k, c)
 	}
 	c.notice.Reason = program.Line(n.Reason)
-	if s.onGPU() {
+	if c.device.onGPU() {
 		s.notePlace(k, c, n)
 	}
 }
@@ -622,14 +623,14 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 func (s *supervisor) noteEnd(k key, c *child, n control.Notice) {
 	c.lastWords = program.Line(n.Reason)
 	if n.State == control.Failed {
-		if s.onGPU() {
+		if c.device == s.forGuests() && c.device.onGPU() {
 			c.lastWords = s.guests.withGuests(c.lastWords)
 		}
 		c.fault = cmp.Or(c.fault, c.lastWords, "the process reported a failure without a reason")
 	}
-	if n.DeviceLost && s.onGPU() {
+	if n.DeviceLost && c.device.onGPU() {
 		c.blameless = c.blameless || n.Blameless
-		s.lose(k, c)
+		c.device.lose(k, c)
 	}
 	c.infeasibleGroups, c.groupsTooFew = n.InfeasibleGroups, len(n.InfeasibleGroups) > 0
 	c.wrongAnswers = n.WrongAnswers
@@ -674,15 +675,15 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 	now := s.now()
 	lived := now.Sub(c.spawned)
 	c.state, c.since = state, now
-	b := s.backoffs[k.place()]
+	b := c.device.backoffs[k.place()]
 	if b == nil {
 		b = &backoff{}
 		if !c.pardoned {
-			s.backoffs[k.place()] = b
+			c.device.backoffs[k.place()] = b
 		}
 	}
-	if s.onGPU() {
-		s.release(c)
+	if c.device.onGPU() {
+		c.device.release(c)
 	}
 	// A loss of the whole device does not count toward backoff.
 	expected := false
@@ -718,11 +719,11 @@ func (s *supervisor) living() (n int) {
 func (s *supervisor) publish() {
 	o := control.Observed{
 		OrchestratorID: s.id, ManagerID: s.manager.id, AckSeq: s.manager.ackSeq,
-		Mechanism: s.o.shares.Mechanism(), CPUs: len(s.o.CPUs),
+		CPUs:      len(s.o.CPUs),
 		Processes: make([]control.ObservedProcess, 0, len(s.processes)),
 	}
-	if s.gpu.device != nil {
-		s.observeGPU(&o)
+	for _, d := range s.devices {
+		o.Devices = append(o.Devices, d.observe())
 	}
 	s.observeWaiting(&o)
 	for _, k := range sortedKeys(s.processes) {
@@ -745,10 +746,11 @@ func (s *supervisor) observeWaiting(o *control.Observed) {
 			continue
 		}
 		q := control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation, State: control.Starting}
-		if s.gpu.device != nil && !s.gpu.Opened {
+		on := s.deviceOf(p.Device)
+		if on.opening() {
 			q.Reason = "waiting until the GPU is found"
 		}
-		if b := s.backoffs[k.place()]; b != nil && b.failures > 0 {
+		if b := on.backoffs[k.place()]; b != nil && b.failures > 0 {
 			q.Reason = fmt.Sprintf("waiting %v after %d early failures; the last one: %s", b.delay(), b.failures, b.last)
 		}
 		o.Processes = append(o.Processes, q)
@@ -772,7 +774,7 @@ func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 	if c.state.Ended() {
 		q.Reason = c.reason
 	}
-	if s.onGPU() {
+	if c.device.onGPU() {
 		s.observeChild(k, c, &q)
 	} else if c.desired.Worker == "" {
 		total, demoted := s.o.shares.Spent(k.id())
@@ -787,7 +789,7 @@ func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 // triedAgain returns why the previous process failed, for a process that is starting in a
 // place without a serving process. Otherwise it returns an empty string.
 func (s *supervisor) triedAgain(k key, c *child) string {
-	b := s.backoffs[k.place()]
+	b := c.device.backoffs[k.place()]
 	if b == nil || b.last == "" || c.state != control.Starting && c.state != control.Linking {
 		return ""
 	}

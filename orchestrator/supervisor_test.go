@@ -48,7 +48,7 @@ func runNode(t *testing.T, lives func(spec) life, f func(*node)) {
 			t: t, link: newFakeLink(), spawner: &fakeSpawner{lives: lives}, shares: newFakeShares(), machine: newFakeMachine(),
 			guests: &fakeGuests{ended: make(chan struct{}, 1)},
 			stop:   cancel, stopped: make(chan struct{}), silenced: make(chan struct{}), messages: make(chan control.Desired),
-			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/a"},
+			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/a", Devices: []string{control.DeviceCPU}},
 		}
 		began := time.Now()
 		clock := runclock.New(func() time.Duration { return time.Since(began) + time.Duration(n.stoppedTime.Load()) })
@@ -125,7 +125,7 @@ func (n *node) repeat() {
 func (n *node) want(processes ...control.DesiredProcess) {
 	n.t.Helper()
 	n.desired.Seq++
-	n.desired.Processes = processes
+	n.desired.Processes = onDevice(n.desired.Devices, processes)
 	n.messages <- n.desired
 	n.until("the desired state is acknowledged", func(o control.Observed) bool {
 		return o.ManagerID == n.desired.ManagerID && o.AckSeq == n.desired.Seq

@@ -19,7 +19,7 @@ import (
 
 // reshare applies changed terms and groups.
 func (s *supervisor) reshare(k key, c *child) {
-	if s.onGPU() {
+	if c.device.onGPU() {
 		s.regroup(k, c)
 	} else {
 		s.share(k, c, control.DoShare)
@@ -32,7 +32,7 @@ func (s *supervisor) share(k key, c *child, do control.OrderKind) {
 	s.limit(k, c)
 	if c.woken {
 		o := s.orderOf(k, c, do)
-		if s.onGPU() {
+		if c.device.onGPU() {
 			s.place(c, &o)
 			c.wokenPercent = c.terms.SharePercent
 		}
@@ -63,7 +63,7 @@ func (s *supervisor) place(c *child, o *control.Order) {
 	o.SMGroups, o.PartialWarmUp = c.desired.SMGroups, c.desired.PartialWarmUp && o.Do == control.DoWake
 	c.groups, c.ordered = o.SMGroups, s.now()
 	c.moving = o.Do == control.DoShare || len(o.SMGroups) > 0
-	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && s.sharesAtOnce() {
+	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && c.device.sharesAtOnce() {
 		o.Environment = map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": gpu.Percentage(o.SharePercent)}
 	}
 }
@@ -72,7 +72,7 @@ func (s *supervisor) place(c *child, o *control.Order) {
 // group can. Without a share and a guarantee, the process competes like any other process of the
 // machine.
 func (s *supervisor) limit(k key, c *child) {
-	if s.onGPU() || c.terms == (control.Terms{}) {
+	if c.device.onGPU() || c.terms == (control.Terms{}) {
 		return
 	}
 	enforced, err := s.o.shares.Apply(c.limited(k), c.process.pid(), c.terms)

@@ -19,17 +19,23 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// The weight server is a separate process of this binary, `penstock weights`. It is started
-// with the first process that shares weights, and again, after a pause, when it has ended.
+// The weight server of a GPU is a separate process of this binary, `penstock weights`. It is started
+// with the first process there that shares weights, and again, after a pause, when it has ended.
 // No process waits for it: a process that finds no server loads its own weights. Mapped
 // weights stay mapped without a server.
 
-// weightsSocketName is the server's socket, in a folder of the runtime folder that belongs
-// to the server's user.
-const weightsSocketName = "weights/weights.sock"
+// weightsFolder is a folder of the runtime folder, for the sockets of servers. It belongs to their
+// user.
+const weightsFolder = "weights"
 
-// weightsID is the keeper's name for the server.
-const weightsID = "weights"
+// weightsSocket returns the path of a server's socket. The path of a socket is short, and so is what it
+// has of the UUID ("GPU-" and 8 digits).
+func weightsSocket(dir, uuid string) string {
+	return filepath.Join(dir, weightsFolder, fmt.Sprintf("%.12s.sock", uuid))
+}
+
+// weightsID, with the UUID of its GPU, is the keeper's name for a server. No process of a function has a colon in its name.
+const weightsID = "weights:"
 
 // runningWeightServer starts and watches the weight server.
 type runningWeightServer struct {
@@ -50,7 +56,7 @@ type savedWeights struct {
 	Held    *control.WeightsHeld `json:"held,omitempty"`
 }
 
-// weightServer is the supervisor's weight server.
+// weightServer is the weight server of a device.
 type weightServer struct {
 	running *runningWeightServer // nil: no process shares weights
 	// last is the server that the last orchestrator started, until this one takes it over.
@@ -58,19 +64,19 @@ type weightServer struct {
 }
 
 // shareWeights starts the server, unless it runs, and returns its socket.
-func (s *supervisor) shareWeights() string {
-	if s.weights.running == nil {
-		s.weights.running = startWeightServer(s.o.Keeper, s.weights.last, s.o.Self, s.o.Dir, s.gpu.UUID, s.o.Sandbox, s.log)
-		s.weights.last = nil
+func (d *device) shareWeights() string {
+	if o := &d.s.o; d.weights.running == nil {
+		d.weights.running = startWeightServer(o.Keeper, d.weights.last, o.Self, o.Dir, d.UUID, o.Sandbox, d.log)
+		d.weights.last = nil
 	}
-	return s.weights.running.socket
+	return d.weights.running.socket
 }
 
 // startWeightServer starts and watches a weight server for the GPU. last is the server that
 // another orchestrator started, nil if there is none.
 func startWeightServer(k keeper.Keeper, last *keeper.Process, self, dir, uuid string, confined *Sandbox, log zerolog.Logger) *runningWeightServer {
 	ctx, cancel := context.WithCancel(context.Background())
-	h := &runningWeightServer{socket: filepath.Join(dir, weightsSocketName), uuid: uuid, keeper: k, cancel: cancel, done: make(chan struct{})}
+	h := &runningWeightServer{socket: weightsSocket(dir, uuid), uuid: uuid, keeper: k, cancel: cancel, done: make(chan struct{})}
 	environment := program.BesideMPS(uuid, dir)
 	go func() {
 		defer close(h.done)
@@ -118,7 +124,7 @@ func (h *runningWeightServer) start(self string, environment []string, confined 
 		}
 	}
 	return h.keeper.Start(keeper.Command{
-		ID: weightsID, Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, CPUs: allowedCPUs(), Note: h.note(nil),
+		ID: weightsID + h.uuid, Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, CPUs: allowedCPUs(), Note: h.note(nil),
 	})
 }
 

@@ -68,8 +68,8 @@ func (h *runningWeightServer) until(t *testing.T, what string, is func(*control.
 
 func TestWeightServerRestart(t *testing.T) {
 	dir := t.TempDir()
-	must.OK(t, os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700))
-	must.OK(t, os.WriteFile(filepath.Join(dir, weightsSocketName+".talk"), nil, 0o600))
+	must.OK(t, os.Mkdir(filepath.Join(dir, weightsFolder), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(weightsSocket(dir, "GPU-1")+".talk"), nil, 0o600))
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody's")
 	var log buffer
 	h := startWeightServer(newKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.New(&log))
@@ -96,8 +96,8 @@ func TestWeightServerRestart(t *testing.T) {
 // server's stderr open.
 func TestWeightServerLoaderHangs(t *testing.T) {
 	dir := t.TempDir()
-	must.OK(t, os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700))
-	must.OK(t, os.WriteFile(filepath.Join(dir, weightsSocketName+".orphan"), nil, 0o600))
+	must.OK(t, os.Mkdir(filepath.Join(dir, weightsFolder), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(weightsSocket(dir, "GPU-1")+".orphan"), nil, 0o600))
 	h := startWeightServer(newKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.Nop())
 	t.Cleanup(h.close)
 	hangs := func(w *control.WeightsHeld) bool { return w != nil && w.Files > 1 }
@@ -126,24 +126,26 @@ func TestWeightServerStartFails(t *testing.T) {
 
 // holdsWeights reports whether the orchestrator's message has held weights. A message may come before
 // the GPU is found again.
-func holdsWeights(o control.Observed) bool { return o.Device != nil && o.Device.Weights != nil }
+func holdsWeights(o control.Observed) bool { return gpuOf(o) != nil && gpuOf(o).Weights != nil }
 
 func TestWeightsSocket(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
-	n.desired.Device = "GPU-fa"
+	n.desired.Devices = []string{"GPU-fa"}
 	cmd := n.orchestrate(cpushare.Governor)
 	own, shares := n.onFakeGPU(1, 30), n.onFakeGPU(2, 30)
 	n.want(own)
-	if n.untilState(1, control.Active); n.last.Device == nil || n.last.Device.Weights != nil || n.log.has("weights at") {
-		t.Errorf("nobody shares, and %+v", n.last.Device)
+	if n.untilState(1, control.Active); gpuOf(n.last) == nil || gpuOf(n.last).Weights != nil || n.log.has("weights at") {
+		t.Errorf("nobody shares, and %+v", gpuOf(n.last))
 	}
 	shares.SharedWeights = true
 	n.want(own, shares)
 	n.untilState(2, control.Active)
 	n.until("weights are held", holdsWeights)
-	held := n.last.Device.Weights
-	n.until("the process is told where", func(control.Observed) bool { return n.log.has("weights at " + filepath.Join(n.dir, weightsSocketName)) })
+	held := gpuOf(n.last).Weights
+	n.until("the process is told where", func(control.Observed) bool {
+		return n.log.has("weights at " + weightsSocket(n.dir, gpuOf(n.last).UUID))
+	})
 	if held.Files != 1 || !exists(int(held.Bytes)) {
 		t.Errorf("held are %+v", held)
 	}

@@ -50,7 +50,7 @@ func (p *Profiler) Header() (profile.Header, error) {
 
 // gpuName returns the name of a GPU's placement table, or the driver's name if there
 // is no table.
-func gpuName(d *control.ObservedDevice) string {
+func gpuName(d *control.GPU) string {
 	if g, err := plan.ForDevice(d.Name); err == nil {
 		return g.Name
 	}

@@ -129,7 +129,7 @@ const (
 func (p *Profiler) HeldBy() string { return p.status.Mechanism }
 
 // Device returns the GPU, nil on a CPU.
-func (p *Profiler) Device() *control.ObservedDevice { return p.status.Device }
+func (p *Profiler) Device() *control.GPU { return p.status.Device }
 
 // Close ends the node.
 func (p *Profiler) Close() error {

@@ -16,7 +16,7 @@ func TestDesireAwaitsDevice(t *testing.T) {
 	b := newNode(t, "cuda", nil, "", f)
 	b.turn()
 	b.turn()
-	if len(b.told.Processes) != 0 || b.told.Device != "cuda" || b.told.Seq == 0 {
+	if len(b.told.Processes) != 0 || !slices.Equal(b.told.Devices, []string{"cuda"}) || b.told.Seq == 0 {
 		t.Fatalf("desired %+v, want the device asked for and no process", b.told)
 	}
 	b.gpu, b.mechanism = h200(), sharing.MechanismMPS
@@ -70,7 +70,7 @@ func TestDeviceChanges(t *testing.T) {
 	b.turns()
 	// Another orchestrator finds a smaller device; the processes of its predecessor have
 	// ended.
-	b.gpu = &control.ObservedDevice{UUID: "GPU-2", Name: "small", SMs: 32, GroupSMs: []int{8, 8, 8, 8}, MemoryBytes: 1 << 30}
+	b.gpu = &control.GPU{UUID: "GPU-2", Name: "small", SMs: 32, GroupSMs: []int{8, 8, 8, 8}, MemoryBytes: 1 << 30}
 	clear(b.fakes)
 	b.report()
 	for _, name := range []string{"a", "b"} {

@@ -20,7 +20,7 @@ import (
 )
 
 // beganWith starts a node with a configuration file that has these functions.
-func beganWith(t *testing.T, device string, gpu *control.ObservedDevice, functions ...configs.Function) *nodeBed {
+func beganWith(t *testing.T, device string, gpu *control.GPU, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	mechanism := "governor"
 	if gpu != nil {

@@ -112,7 +112,7 @@ func New(o Options) *Fleet {
 	fl.faults.guard.Hold = fl.cfg.FaultHold
 	fl.orchestrator = orchestrator{link: o.Link, next: []control.DesiredProcess{}, desired: control.Desired{
 		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),
-		Device: fl.cfg.Device, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
+		Devices: []string{fl.cfg.Device}, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
 	}}
 	fl.sharing = division{
 		Sharing: sharing.New(sharing.Options{Config: &fl.cfg, Dir: o.Dir, Cache: o.Cache, Log: fl.log}),
@@ -156,7 +156,7 @@ func (fl *Fleet) Observe(o control.Observed) {
 		return
 	}
 	if another {
-		fl.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
+		fl.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Device(fl.cfg.Device).Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
 	}
 	fl.sharing.decide(occasion{observed: &o})
 	if fl.sharing.Device.MPS {
@@ -261,7 +261,7 @@ func (fl *Fleet) Snapshot() (s observe.Snapshot) {
 	fl.sharing.decide(occasion{}) // what it decided last may be older than the processes
 	s.Status = control.Status{
 		Started: fl.started.UTC(), Policy: string(fl.cfg.Shares.Policy), Lab: fl.cfg.Lab.String(),
-		Mechanism: fl.orchestrator.observed.Mechanism, Device: fl.sharing.Device.GPU, Faults: control.FaultStatus{Count: fl.faults.count},
+		Mechanism: fl.orchestrator.observed.Device(fl.cfg.Device).Mechanism, Device: fl.sharing.Device.GPU, Faults: control.FaultStatus{Count: fl.faults.count},
 		NeedsPercent:  fl.sharing.NeedsPercent(),
 		Configuration: fl.file.status, Functions: []control.FunctionStatus{}, Workers: fl.functions.workersStatus(fl.cfg.Workers),
 	}

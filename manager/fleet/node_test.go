@@ -31,7 +31,7 @@ type nodeBed struct {
 	told  control.Desired // the last state that the orchestrator has received
 	device,
 	mechanism string
-	gpu   *control.ObservedDevice
+	gpu   *control.GPU
 	gone  bool // the orchestrator has stopped reporting
 	stuck bool // no process moves to other groups
 	small bool // no process gets more batch sizes
@@ -86,8 +86,8 @@ func (b *nodeBed) Publish(d control.Desired) error {
 func (b *nodeBed) PeerAlive() bool { return !b.gone }
 
 // h200 is a GPU as the orchestrator reports it.
-func h200() *control.ObservedDevice {
-	return &control.ObservedDevice{
+func h200() *control.GPU {
+	return &control.GPU{
 		UUID: "GPU-1", Name: "NVIDIA H200", SMs: 132, GroupSMs: append(slices.Repeat([]int{8}, 15), 12),
 		MemoryBytes: 141 << 30,
 	}
@@ -95,13 +95,13 @@ func h200() *control.ObservedDevice {
 
 // newNode runs these functions, each with testCard, on a device. With MPS they have groups of
 // multiprocessors.
-func newNode(t testing.TB, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
+func newNode(t testing.TB, device string, gpu *control.GPU, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	return newCachedNode(t, "", device, gpu, mechanism, functions...)
 }
 
 // newCachedNode is newNode with a folder for what it learns about the GPU.
-func newCachedNode(t testing.TB, cache, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
+func newCachedNode(t testing.TB, cache, device string, gpu *control.GPU, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	cfg := configs.Default()
 	cfg.Shares.Policy = configs.PolicyGSLICE
@@ -318,7 +318,7 @@ func (p *fakeProcess) die(state control.State, reason string) {
 func (b *nodeBed) report() {
 	o := control.Observed{
 		Version: control.Version, OrchestratorID: "o", ManagerID: b.told.ManagerID, AckSeq: b.told.Seq,
-		Mechanism: b.mechanism, CPUs: 2, Device: b.gpu,
+		CPUs: 2, Devices: []control.ObservedDevice{{Device: b.device, Mechanism: b.mechanism, GPU: b.gpu}},
 	}
 	for _, v := range b.sorted() {
 		p := b.fakes[v]

@@ -78,7 +78,7 @@ func TestRightPercentages(t *testing.T) {
 	ungrouped.GroupSMs, ungrouped.Why = nil, "no green contexts"
 	unmeasured := h200()
 	unmeasured.Name, unmeasured.UUID = "NVIDIA H900", "GPU-9"
-	for name, gpu := range map[string]*control.ObservedDevice{"by shadows": ungrouped, "next to partitions": h200(), "another GPU": unmeasured} {
+	for name, gpu := range map[string]*control.GPU{"by shadows": ungrouped, "next to partitions": h200(), "another GPU": unmeasured} {
 		t.Run(name, func(t *testing.T) {
 			cache := t.TempDir()
 			functions := []configs.Function{shadowed("a", 30), shadowed("b", 30), shadowed("c", 30)}

@@ -148,7 +148,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 	for _, q := range in.pair.Processes() {
 		with := in.f.setupFor(q.Card)
 		p := control.DesiredProcess{
-			IF: in.f.name, Instance: in.id.Instance, Generation: q.Generation,
+			IF: in.f.name, Instance: in.id.Instance, Generation: q.Generation, Device: in.fleet.cfg.Device,
 			SharedWeights: with.weights == configs.WeightsShared && in.fleet.sharing.Device.GPU != nil,
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,

@@ -32,8 +32,13 @@ type script struct {
 // newScript has functions with one serving process each, on a GPU of 16 groups with MPS.
 func newScript(t *testing.T, policy configs.Policy, functions ...configs.Function) *script {
 	t.Helper()
-	gpu := &control.ObservedDevice{UUID: "GPU-1", SMs: 128, GroupSMs: slices.Repeat([]int{8}, 16)}
-	return newScriptOn(t, "cuda", &control.Observed{Mechanism: MechanismMPS, Device: gpu}, policy, functions...)
+	gpu := &control.GPU{UUID: "GPU-1", SMs: 128, GroupSMs: slices.Repeat([]int{8}, 16)}
+	return newScriptOn(t, "cuda", onGPU(MechanismMPS, gpu), policy, functions...)
+}
+
+// onGPU is an orchestrator's report on a GPU.
+func onGPU(mechanism string, gpu *control.GPU) *control.Observed {
+	return &control.Observed{CPUs: 2, Devices: []control.ObservedDevice{{Device: "cuda", Mechanism: mechanism, GPU: gpu}}}
 }
 
 // newScriptOn is newScript on another device, as the orchestrator reports it.
@@ -134,7 +139,8 @@ func (x *script) intervals(name string, tail time.Duration) (done []string) {
 
 // observe lets the orchestrator report on processes.
 func (x *script) observe(processes ...control.ObservedProcess) []string {
-	x.s.Observed = &control.Observed{Mechanism: MechanismMPS, CPUs: 2, Device: x.Device.GPU, Processes: processes}
+	x.s.Observed = onGPU(MechanismMPS, x.Device.GPU)
+	x.s.Observed.Processes = processes
 	if x.s.Published != nil {
 		x.s.Observed.AckSeq = x.s.Published.Seq
 	}
@@ -253,7 +259,7 @@ func TestRestoredShare(t *testing.T) {
 // The device lacks groups for all functions, not for the first instance of each.
 func TestLogOfFunction(t *testing.T) {
 	x := newScript(t, configs.PolicyGSLICE, gsliced("a", 20, configs.ChangePartition))
-	x.s.Observed = &control.Observed{Mechanism: MechanismMPS, Device: &control.ObservedDevice{UUID: "GPU-2", SMs: 128}}
+	x.s.Observed = onGPU(MechanismMPS, &control.GPU{UUID: "GPU-2", SMs: 128})
 	x.decide()
 	if !slices.ContainsFunc(x.logs, func(l Log) bool {
 		return l.Level == zerolog.ErrorLevel && l.ID == gslice.ID{IF: "a", Instance: AllInstances}

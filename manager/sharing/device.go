@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/manager/policy/partition"
 )
 
-// Values of Observed.Mechanism on a GPU.
+// Values of ObservedDevice.Mechanism on a GPU.
 const (
 	MechanismMPS         = "mps"
 	MechanismTimeSlicing = "time-slicing"
@@ -21,8 +21,9 @@ const (
 // Device is what the manager knows of the device that models run on. The manager never touches
 // the device: the orchestrator reports it.
 type Device struct {
+	Name  string // of control.Desired.Devices
 	Known bool
-	GPU   *control.ObservedDevice // nil on a CPU
+	GPU   *control.GPU // nil on a CPU
 	MPS   bool
 	cpus  int // of the machine; 0: not known
 	// noGroups: when the device was reported, it had fewer groups of multiprocessors than
@@ -43,37 +44,38 @@ func (d *Decider) onGPU() bool { return d.Device.GPU != nil }
 
 // readDevice applies the orchestrator's report on the device.
 func (d *Decider) readDevice(o *control.Observed) {
-	v, cfg := &d.Device, d.s.Config
+	v := &d.Device
 	v.cpus = o.CPUs
-	mps := o.Mechanism == MechanismMPS
+	seen := o.Device(v.Name)
+	mps := seen.Mechanism == MechanismMPS
 	switch {
-	case cfg.Device == configs.DeviceCPU:
+	case v.Name == configs.DeviceCPU:
 		return
-	case o.Device == nil && (cfg.Device != configs.DeviceAuto || o.Mechanism == "" || mps || o.Mechanism == MechanismTimeSlicing):
-		return // the orchestrator is still looking for a device
+	case seen.GPU == nil && (v.Name != configs.DeviceAuto || seen.Mechanism == "" || mps || seen.Mechanism == MechanismTimeSlicing):
+		return // the orchestrator is still looking for the device
 	}
 
 	before := v.GPU
-	v.GPU = o.Device
-	if v.Known && mps == v.MPS && sameDevice(before, o.Device) {
+	v.GPU = seen.GPU
+	if v.Known && mps == v.MPS && sameDevice(before, v.GPU) {
 		return
 	}
-	if v.Known && !sameDevice(before, o.Device) {
+	if v.Known && !sameDevice(before, v.GPU) {
 		d.log(gslice.ID{}, zerolog.WarnLevel, "device changed", nil)
 		d.groups.forgetDevice(d)
 		d.do(ForgetDevice{})
 	}
-	if o.Device != nil {
-		d.do(Open{o.Device})
+	if v.GPU != nil {
+		d.do(Open{v.GPU})
 		d.opening = true
 	}
 	first := !v.Known
 	v.Known, v.MPS = true, mps
-	d.logDevice(o)
-	if first && d.takesTurns() && o.Device.PrioritiesFail() {
+	d.logDevice(seen.Mechanism)
+	if first && d.takesTurns() && v.GPU.PrioritiesFail() {
 		d.log(gslice.ID{}, zerolog.WarnLevel, "stream priorities do not hold between processes on this GPU and driver; batches of all functions run one after the other", nil)
 	}
-	v.noGroups = o.Device != nil && d.partitioned() > len(o.Device.GroupSMs)
+	v.noGroups = v.GPU != nil && d.partitioned() > len(v.GPU.GroupSMs)
 	for i := range d.s.Functions {
 		f := &d.s.Functions[i]
 		if change := d.Change(d.s.Config, f.Config); d.s.Config.ChangeOf(f.Config) == configs.ChangePartition && change != configs.ChangePartition {
@@ -86,28 +88,29 @@ func (d *Decider) readDevice(o *control.Observed) {
 	d.groups.allocator.Invalidate()
 }
 
-// logDevice logs a device, and whether shares are enforced on it.
-func (d *Decider) logDevice(o *control.Observed) {
+// logDevice logs the device, and whether shares are enforced on it.
+func (d *Decider) logDevice(mechanism string) {
+	gpu := d.Device.GPU
 	log := func(level zerolog.Level, message string, fields map[string]any) {
 		d.log(gslice.ID{}, level, message, fields)
 	}
-	if o.Device == nil {
+	if gpu == nil {
 		log(zerolog.InfoLevel, "no GPU found; models run on the CPU", nil)
 		return
 	}
 	log(zerolog.InfoLevel, "models run on a GPU", map[string]any{
-		"device": o.Device.Name, "uuid": o.Device.UUID, "multiprocessors": o.Device.SMs, "group_sms": o.Device.GroupSMs, "mechanism": o.Mechanism,
+		"device": gpu.Name, "uuid": gpu.UUID, "multiprocessors": gpu.SMs, "group_sms": gpu.GroupSMs, "mechanism": mechanism,
 	})
 	switch {
-	case o.Device.Why != "" && !d.Device.MPS:
-		log(zerolog.WarnLevel, "inference functions take turns on the GPU: shares are not enforced without MPS", map[string]any{"why": o.Device.Why})
+	case gpu.Why != "" && !d.Device.MPS:
+		log(zerolog.WarnLevel, "inference functions take turns on the GPU: shares are not enforced without MPS", map[string]any{"why": gpu.Why})
 	case !d.Device.MPS:
 		log(zerolog.InfoLevel, "inference functions take turns on the GPU, without shares, as "+configs.LabVariable+" says", nil)
 	}
 }
 
 // sameDevice reports whether two devices have the same groups.
-func sameDevice(a, b *control.ObservedDevice) bool {
+func sameDevice(a, b *control.GPU) bool {
 	if a == nil || b == nil {
 		return a == b
 	}

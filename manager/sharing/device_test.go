@@ -8,7 +8,7 @@ import (
 )
 
 func TestChange(t *testing.T) {
-	undivided, divided := &control.ObservedDevice{}, &control.ObservedDevice{GroupSMs: []int{8, 8}}
+	undivided, divided := &control.GPU{}, &control.GPU{GroupSMs: []int{8, 8}}
 	for name, c := range map[string]struct {
 		device                    Device
 		auto, shadow, partitioned configs.Change

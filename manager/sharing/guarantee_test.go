@@ -124,7 +124,7 @@ func TestGuaranteeUseWithinBatch(t *testing.T) {
 
 // All members of a worker have its guarantee. On a GPU each has the level of its objective.
 func TestWorkerGuarantee(t *testing.T) {
-	gpu := &control.Observed{Mechanism: MechanismMPS, Device: &control.ObservedDevice{UUID: "GPU-1", SMs: 128}}
+	gpu := onGPU(MechanismMPS, &control.GPU{UUID: "GPU-1", SMs: 128})
 	for device, c := range map[string]struct {
 		o    *control.Observed
 		slow budget.Level
@@ -170,8 +170,8 @@ func TestWorkerCost(t *testing.T) {
 
 // Without MPS, batches are as short as the tightest objective wants.
 func TestBatchCaps(t *testing.T) {
-	gpu := &control.ObservedDevice{UUID: "GPU-1", SMs: 128, Why: "MPS is not installed"}
-	x := newScriptOn(t, "cuda", &control.Observed{Mechanism: MechanismTimeSlicing, Device: gpu}, configs.PolicyGuarantee,
+	gpu := &control.GPU{UUID: "GPU-1", SMs: 128, Why: "MPS is not installed"}
+	x := newScriptOn(t, "cuda", onGPU(MechanismTimeSlicing, gpu), configs.PolicyGuarantee,
 		objective("quick", 10*time.Millisecond), objective("slow", time.Second))
 	x.instance("slow").Report.Limit = 4
 	load := func() {

@@ -80,7 +80,7 @@ const (
 func percentagesFile(uuid string) string { return "percentages-" + uuid + ".json" }
 
 // open reads what earlier starts have learned about a GPU.
-func (p *percentages) open(gpu *control.ObservedDevice) {
+func (p *percentages) open(gpu *control.GPU) {
 	p.known = judgedGPU{Format: percentagesFormat, UUID: gpu.UUID, Driver: gpu.Driver, Models: map[string]Judged{}}
 	before, err := p.read(gpu.UUID)
 	switch {

@@ -39,8 +39,8 @@ func TestPercentagesFile(t *testing.T) {
 	weights := filepath.Join(dir, "model.onnx.data")
 	must.OK(t, os.WriteFile(weights, []byte("weights"), 0o600))
 	card, other := &models.Card{Model: file, Data: []string{weights}}, &models.Card{File: filepath.Join(dir, "card.yaml")}
-	gpu := &control.ObservedDevice{UUID: "GPU-1", SMs: 132, Driver: "580"}
-	opened := func(gpu *control.ObservedDevice) *percentages {
+	gpu := &control.GPU{UUID: "GPU-1", SMs: 132, Driver: "580"}
+	opened := func(gpu *control.GPU) *percentages {
 		p := &percentages{cache: dir}
 		p.open(gpu)
 		return p

@@ -50,7 +50,7 @@ type Sharing struct {
 // NewDecider returns a Decider that has seen no function.
 func NewDecider(cfg *configs.Config) Decider {
 	return Decider{
-		Device:     Device{Known: cfg.Device == configs.DeviceCPU},
+		Device:     Device{Name: cfg.Device, Known: cfg.Device == configs.DeviceCPU},
 		shares:     shares{Controller: gslice.NewController(shareConfig(cfg))},
 		guarantees: guarantees{workers: map[string]guarantee.Action{}, ran: map[string]int64{}},
 	}
@@ -113,7 +113,7 @@ func (s *Sharing) Judged(snapshot *Snapshot) {
 func (s *Sharing) Keep(a Judge) { s.percentages.judge(a.Card, a.Percent, a.Right) }
 
 // Open reads what was learned about a GPU.
-func (s *Sharing) Open(gpu *control.ObservedDevice) { s.percentages.open(gpu) }
+func (s *Sharing) Open(gpu *control.GPU) { s.percentages.open(gpu) }
 
 // AnswersRightly reports whether a process of a function may serve before all its batch sizes are checked.
 func (s *Sharing) AnswersRightly(cfg *configs.Config, f configs.Function, q *pair.Process) bool {

@@ -155,7 +155,7 @@ type (
 	}
 	// Open reads what was learned about a GPU. ForgetDevice: another device replaces the one before,
 	// whose processes have ended.
-	Open         struct{ GPU *control.ObservedDevice }
+	Open         struct{ GPU *control.GPU }
 	ForgetDevice struct{}
 	// Log logs a message; the zero ID is the node, and AllInstances the function.
 	Log struct {

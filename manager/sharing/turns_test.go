@@ -24,7 +24,7 @@ func newTurns(t *testing.T, log zerolog.Logger) *Sharing {
 	s := New(Options{Config: &cfg, Dir: t.TempDir(), Log: log})
 	t.Cleanup(s.Close)
 	s.s.Config = &cfg
-	s.Device = Device{Known: true, GPU: &control.ObservedDevice{}}
+	s.Device = Device{Known: true, GPU: &control.GPU{}}
 	return s
 }
 
@@ -111,7 +111,7 @@ func TestTurnsFollowTheDevice(t *testing.T) {
 		defer a.Close()
 		return len(openTurns(t, a).Turns)
 	}
-	fails := &control.ObservedDevice{Priorities: &control.StreamPriorities{}}
+	fails := &control.GPU{Priorities: &control.StreamPriorities{}}
 	for pid, c := range []struct {
 		name string
 		now  Device

@@ -22,7 +22,7 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// Values of control.Observed.Mechanism for a GPU. Time slicing does not enforce shares.
+// Values of control.GPU.Mechanism for a GPU. Time slicing does not enforce shares.
 const (
 	MPS         = "mps"
 	TimeSlicing = "time-slicing"
@@ -156,19 +156,20 @@ type State struct {
 //	  after a process's end poll every 10 ms, until NVML no longer lists the process,
 //	  or releaseTimeout has passed
 //
-// After steps 2 and 3 it puts its state into states, in place of one that was not read.
+// After steps 2 and 3 it publishes its state, and sends to changes.
 type Device struct {
 	Options
 	machine Machine
 	dir     string
 	log     zerolog.Logger
 
-	states chan State // holds the latest state only
-	kick   chan struct{}
-	cancel context.CancelFunc
-	done   chan struct{}
+	changes chan<- struct{}
+	kick    chan struct{}
+	cancel  context.CancelFunc
+	done    chan struct{}
 
 	mu      sync.Mutex
+	latest  *State       // nil once it was received
 	daemon  Daemon       // nil without MPS
 	session nvml.Session // nil without NVML
 	ends    map[int]end  // of processes that NVML may still list, by process id; see Follow
@@ -203,27 +204,31 @@ const (
 // with 2 GiB). A driver that is busy with a fault needs longer.
 const releaseTimeout = 2 * time.Second
 
-// Open returns a device, which its own goroutine opens. If before is not nil, the
-// goroutine first closes before.
-func Open(before *Device, o Options, m Machine, dir string, log zerolog.Logger) *Device {
+// Open returns a device, which its own goroutine opens after first has returned. Devices may have the same channel of
+// changes, whose capacity is 1. It holds a value if a device has a state that was not received.
+func Open(first func(), o Options, m Machine, dir string, changes chan<- struct{}, log zerolog.Logger) *Device {
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &Device{
 		Options: o, machine: m, dir: dir, log: log,
-		states: make(chan State, 1), kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+		changes: changes, kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 		ends: map[int]end{},
 	}
 	go func() {
 		defer close(d.done)
-		if before != nil {
-			before.Close()
-		}
+		first()
 		d.run(ctx)
 	}()
 	return d
 }
 
-// States has the latest state, if it was not received yet.
-func (d *Device) States() <-chan State { return d.states }
+// Changed returns the latest state; nil if it was received already.
+func (d *Device) Changed() *State {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.latest
+	d.latest = nil
+	return s
+}
 
 // Close ends MPS and the goroutine. The processes must have ended.
 func (d *Device) Close() {
@@ -429,16 +434,12 @@ func (d *Device) readMemory(session nvml.Session, s *State) error {
 }
 
 func (d *Device) publish(s State) {
-	for {
-		select {
-		case d.states <- s:
-			return
-		default:
-		}
-		select {
-		case <-d.states:
-		default:
-		}
+	d.mu.Lock()
+	d.latest = &s
+	d.mu.Unlock()
+	select {
+	case d.changes <- struct{}{}:
+	default:
 	}
 }
 
@@ -569,8 +570,8 @@ func Union(a, b []int) []int {
 }
 
 // Observed converts the device's state for the manager.
-func (s *State) Observed() *control.ObservedDevice {
-	return &control.ObservedDevice{
+func (s *State) Observed() *control.GPU {
+	return &control.GPU{
 		UUID: s.UUID, Name: s.Name, Driver: s.Driver, SMs: s.SMs, GroupSMs: s.GroupSMs,
 		MemoryBytes: s.MemoryBytes, UsedBytes: max(0, s.UsedBytes), Priorities: s.Priorities, Why: s.Why,
 	}

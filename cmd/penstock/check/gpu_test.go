@@ -171,7 +171,7 @@ func TestMPSUnused(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, control.AdminSocket))
 	must.OK(t, err)
-	status := control.Status{Mechanism: "time-slicing", Device: &control.ObservedDevice{UUID: fakeUUID, Why: "no MPS: the daemon lives and does not answer within 20s"}}
+	status := control.Status{Mechanism: "time-slicing", Device: &control.GPU{UUID: fakeUUID, Why: "no MPS: the daemon lives and does not answer within 20s"}}
 	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { json.NewEncoder(w).Encode(status) })}
 	go server.Serve(l)
 	defer server.Close()

@@ -158,9 +158,9 @@ func TestReasonFailure(t *testing.T) {
 }
 
 func TestDeviceLine(t *testing.T) {
-	gpu := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1"}
-	flat := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Priorities: &control.StreamPriorities{}}
-	lame := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}
+	gpu := &control.GPU{Name: "NVIDIA H200", UUID: "GPU-1"}
+	flat := &control.GPU{Name: "NVIDIA H200", UUID: "GPU-1", Priorities: &control.StreamPriorities{}}
+	lame := &control.GPU{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}
 	for want, s := range map[string]control.Status{
 		"CPU, shared by cgroup-v2":                                                {Mechanism: "cgroup-v2"},
 		"CPU, shared by nothing yet: no orchestrator has connected":               {},
