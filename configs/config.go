@@ -8,6 +8,8 @@ package configs
 
 import (
 	"net/netip"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/docker/go-units"
@@ -94,7 +96,20 @@ type Config struct {
 	Digest string
 	// Lab is not part of the file: ReadLab reads it.
 	Lab Lab
+	// Repository is the folder of `penstock up --models`, whose models the node serves. Empty: none.
+	Repository string
 }
+
+// ModelFolders are the folders that have the cards of models, in the order of the search.
+func (c *Config) ModelFolders() []string {
+	if c.Repository == "" {
+		return c.Models
+	}
+	return slices.Concat([]string{c.Repository, c.DraftFolder()}, c.Models)
+}
+
+// DraftFolder is the folder for drafted cards of models in Repository.
+func (c *Config) DraftFolder() string { return filepath.Join(c.RuntimeDir, "models") }
 
 // The limits of keys that other packages keep, too.
 const (

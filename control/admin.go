@@ -58,11 +58,13 @@ type NameOrder struct {
 	Name string `json:"name"`
 }
 
-// LoadOrder adds a function, or replaces its model by a newer one.
+// LoadOrder adds a function, or replaces its model by one of another version.
 type LoadOrder struct {
 	Name string `json:"name"`
-	// Model is a card's name; empty: the function's model, or its name if it is new.
+	// Model is a card's name, or its absolute path; empty: the function's model, or its name if it is new.
 	Model string `json:"model,omitempty"`
+	// Instances are those of a new function; 0: 1.
+	Instances int `json:"instances,omitempty"`
 }
 
 // ReplaceOrder replaces a function's model by that of another card.
@@ -167,6 +169,11 @@ var errNoStatus = fmt.Errorf("no answer within %s; its process may be stopped or
 // maxAnswer bounds one answer of a manager: the status of a few hundred functions.
 const maxAnswer = 16 << 20
 
+// Refusal is a manager's reason to refuse an order or a question. After other errors of SendOrder it may not have received the order.
+type Refusal string
+
+func (r Refusal) Error() string { return "manager: " + string(r) }
+
 // ask sends a request to the manager whose runtime folder is dir, and returns the answer.
 func ask(dir string, request *http.Request) ([]byte, error) {
 	// Another user's socket would receive the order, and could answer anything.
@@ -205,7 +212,7 @@ func ask(dir string, request *http.Request) ([]byte, error) {
 		return nil, fmt.Errorf("read manager's answer: %w", err)
 	}
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("manager: %s", strings.TrimSpace(string(text)))
+		return nil, Refusal(strings.TrimSpace(string(text)))
 	}
 	return text, nil
 }

@@ -57,7 +57,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	own.HandleFunc("GET "+control.SamplePath, m.show(sampleOf))
 	own.HandleFunc("GET "+control.CardPath, m.card)
 	own.HandleFunc("GET "+control.PicturePath, m.picture)
-	own.HandleFunc("POST "+control.LoadPath, take(m, func(o control.LoadOrder) (fleet.Order, error) { return m.fleet.Load(o.Name, o.Model) }))
+	own.HandleFunc("POST "+control.LoadPath, take(m, func(o control.LoadOrder) (fleet.Order, error) { return m.fleet.Load(o) }))
 	own.HandleFunc("POST "+control.AddPath, take(m, func(o configs.Function) (fleet.Order, error) { return m.fleet.Add(o) }))
 	own.HandleFunc("POST "+control.RemovePath, take(m, func(o control.NameOrder) (fleet.Order, error) { return m.fleet.Remove(o.Name) }))
 	own.HandleFunc("POST "+control.ReplacePath, take(m, func(o control.ReplaceOrder) (fleet.Order, error) { return m.fleet.Replace(o.Name, o.Model) }))

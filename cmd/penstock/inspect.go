@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -170,12 +169,8 @@ func draftedCard(cmd *cobra.Command, file, name, runtimeDir string, options *dra
 	}
 	err = inspect.Save(path, result.Text)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-		folder := filepath.Join(runtimeDir, "cards")
-		path = filepath.Join(folder, name+".yaml")
-		if err = result.Draft(file, name); err != nil {
-			return "", err
-		}
-		err = cmp.Or(os.MkdirAll(folder, 0o755), inspect.Save(path, result.Text))
+		path = filepath.Join(runtimeDir, "cards", name+".yaml")
+		err = result.SaveAs(path, file, name)
 	}
 	if err != nil {
 		return "", err

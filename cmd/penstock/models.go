@@ -37,7 +37,7 @@ what its largest batch needs.`,
 			}
 			var cards []*models.Card
 			var problems []error
-			for _, dir := range c.Models {
+			for _, dir := range c.ModelFolders() {
 				found, err := models.ReadDir(dir)
 				cards, problems = append(cards, found...), append(problems, err)
 			}

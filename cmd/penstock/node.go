@@ -17,6 +17,7 @@ import (
 type nodeFlags struct {
 	config  string
 	dir     string
+	models  string
 	verbose bool
 	unread  error  // set by begin if it uses the last valid configuration: why it cannot read the file
 	run     string // identifies the run of `penstock up` that started this process; empty without up
@@ -27,6 +28,7 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	n.cmd = cmd
 	cmd.Flags().StringVarP(&n.config, "config", "c", "", "configuration file (YAML); the built-in one if left out")
 	cmd.Flags().StringVar(&n.dir, "runtime-dir", "", "folder for the sockets between this node's processes")
+	cmd.Flags().StringVar(&n.models, "models", "", "folder whose models the node serves: ONNX files, cards, or Triton's layout (docs/models.md)")
 	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log all state changes of processes")
 }
 
@@ -66,6 +68,14 @@ func (n *nodeFlags) load() (c configs.Config, unread, err error) {
 	}
 	c.RuntimeDir = folder.Path()
 	folder.Close()
+	if c.Repository != "" {
+		if _, err := os.ReadDir(c.Repository); err != nil {
+			return c, nil, fmt.Errorf("read folder of models: %w", err)
+		}
+		if err := os.MkdirAll(c.DraftFolder(), 0o755); err != nil {
+			return c, nil, fmt.Errorf("make folder of drafts: %w", err)
+		}
+	}
 	return c, unread, nil
 }
 
@@ -87,6 +97,14 @@ func (n *nodeFlags) read() (c configs.Config, unread, err error) {
 	}
 	if c.RuntimeDir, err = filepath.Abs(c.RuntimeDir); err != nil {
 		return c, nil, fmt.Errorf("find runtime folder: %w", err)
+	}
+	if n.models != "" {
+		if c.Repository, err = filepath.Abs(n.models); err != nil {
+			return c, nil, fmt.Errorf("find folder of models: %w", err)
+		}
+		if n.config == "" {
+			c.Functions = nil // the built-in ones are a demonstration
+		}
 	}
 	if n.verbose {
 		c.Log.Level = "debug"

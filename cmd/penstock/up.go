@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/cmd/penstock/check"
+	"github.com/penstock/penstock/cmd/penstock/repository"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/oomscore"
@@ -33,7 +34,8 @@ new orchestrator takes over the running processes. A new manager has the same fu
 the changes of "penstock if", unless a newer configuration file can be read. SIGTERM or Ctrl-C
 answers all accepted requests, then stops the node.`,
 		Example: `  penstock up
-  penstock up --config configs/demo.yaml`,
+  penstock up --config configs/demo.yaml
+  penstock up --models /srv/models`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, log, end, err := flags.begin("up")
@@ -73,6 +75,9 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	if flags.config != "" {
 		args = append(args, "--config", flags.config)
 	}
+	if c.Repository != "" {
+		args = append(args, "--models", c.Repository)
+	}
 	if flags.verbose {
 		args = append(args, "--verbose")
 	}
@@ -91,7 +96,17 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	reports.Go(func() {
 		systemd.Report(reporting, systemd.Options{Log: log, Status: func(ctx context.Context) (control.Status, error) { return control.ReadStatus(ctx, c.RuntimeDir) }})
 	})
-	reports.Go(func() { announce(reporting, c, log) })
+	reports.Go(func() {
+		loaded, load := context.WithCancel(reporting)
+		reports.Go(func() {
+			if c.Repository != "" {
+				repository.Follow(reporting, c, load, log)
+			}
+			load()
+		})
+		<-loaded.Done()
+		announce(reporting, c, log)
+	})
 	err = supervisor.Run(ctx, supervisor.Options{
 		Binary: self, Args: args, OrchestratorArgs: []string{"--" + keptFlag},
 		Environment: append(systemd.Environment(os.Environ()), runVariable+"="+rand.Text()),

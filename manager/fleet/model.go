@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/models"
 )
 
@@ -56,20 +57,25 @@ func (h *modelHistory) olderAfter(name string) []olderModel {
 func (h *modelHistory) current() *models.Card { return cmp.Or(h.served, h.desired) }
 
 // Load adds a function, or replaces its model by that of another card. If the function runs this model, there is nothing to do.
-func (fl *Fleet) Load(name, model string) (Order, error) {
+// The version may be lower: the newest version in a folder of models may have been removed.
+func (fl *Fleet) Load(o control.LoadOrder) (Order, error) {
+	name := o.Name
 	f := fl.functions.find(name)
 	if f == nil {
-		return fl.Add(configs.Function{Name: name, Model: model, Instances: 1})
+		return fl.Add(configs.Function{Name: name, Model: o.Model, Instances: max(1, o.Instances)})
 	}
-	model = cmp.Or(model, f.config.Model, name)
+	model := cmp.Or(o.Model, f.config.Model, name)
 	card, err := fl.find(model)
-	if served := f.model.served; err == nil && served != nil && card.Name == served.Name && card.Version == served.Version {
+	if err != nil {
+		return Order{}, fmt.Errorf("replace model of %s: %w", name, err)
+	}
+	if served := f.model.served; served != nil && card.Name == served.Name && card.Version == served.Version {
 		return Order{Done: fmt.Sprintf("%s: serves %s already", name, modelName(card))}, nil
 	}
-	return fl.Replace(name, model)
+	return f.exchange(card, model)
 }
 
-// Replace starts another model in a function. The order ends when every instance runs the model, or
+// Replace starts a newer model in a function. The order ends when every instance runs the model, or
 // when one failed and all are back on the old one.
 func (fl *Fleet) Replace(name, model string) (Order, error) {
 	f := fl.functions.find(name)
@@ -80,18 +86,20 @@ func (fl *Fleet) Replace(name, model string) (Order, error) {
 	if err != nil {
 		return Order{}, fmt.Errorf("replace model of %s: %w", name, err)
 	}
-	want := f.config
-	want.Model = model
-	if err := f.takes(card, want); err != nil {
-		return Order{}, err
-	}
 	if served := f.model.served; served != nil && card.Version <= served.Version {
 		return Order{}, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d; want a higher `version` in the card, or return to the previous model with `penstock if rollback %s`",
 			name, card.Name, card.Version, served.Version, name)
 	}
+	return f.exchange(card, model)
+}
+
+// exchange replaces the function's model by that of a card, which model finds.
+func (f *function) exchange(card *models.Card, model string) (Order, error) {
+	want := f.config
+	want.Model = model
 	from := modelName(f.model.desired)
-	order, done := newOrder(withWarnings(fmt.Sprintf("%s: replaced %s by %s", name, from, modelName(card)), card))
-	return order, f.replace(card, want, f.model.olderAfter(cmp.Or(f.config.Model, name)), done)
+	order, done := newOrder(withWarnings(fmt.Sprintf("%s: replaced %s by %s", f.name, from, modelName(card)), card))
+	return order, f.replace(card, want, f.model.olderAfter(cmp.Or(f.config.Model, f.name)), done)
 }
 
 // Rollback restores the model that the function ran before the present one. Each rollback goes one

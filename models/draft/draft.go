@@ -32,6 +32,12 @@ type Options struct {
 	Colour string
 	// Decoder is a decoder's name; it may be empty.
 	Decoder string
+	// Raw: requests and answers are the model's tensors, whatever they mean. Labels is a file with the names of classes; it may be empty.
+	Raw    bool
+	Labels string
+	// Version is the card's; 0: 1. MaxBatch is the largest batch; 0: any.
+	Version  uint32
+	MaxBatch int
 }
 
 // Card is the draft of a card.
@@ -62,7 +68,7 @@ func Write(name, file string, model *onnxfile.Model, o *Observed, took time.Dura
 		w.line("# out  %s", v)
 	}
 	w.line("name: %s", quote(name))
-	w.line("version: 1")
+	w.line("version: %d", max(1, options.Version))
 	w.line("framework: onnx")
 	w.line("model: %s", quote(file))
 
@@ -112,7 +118,7 @@ func (w *writer) values() (p picked, known bool, err error) {
 	if given && !w.picture {
 		return p, false, fmt.Errorf("--scale, --mean, --std and --colour are for pictures, and the model takes %s", onnxfile.List(w.model.Inputs))
 	}
-	if !w.picture {
+	if !w.picture || o.Raw {
 		return p, false, nil
 	}
 	p = picked{colour: cmp.Or(o.Colour, "rgb"), scale: cmp.Or(o.Scale, 1), mean: o.Mean, std: o.Std}
@@ -260,12 +266,21 @@ func (w *writer) writeOutputs() {
 	}
 }
 
+// autoBatch is the largest batch of a card without batches.
+const autoBatch = 32
+
 func (w *writer) writeBatches(took time.Duration) {
 	switch o := w.observed; {
 	case o.Single != "":
 		w.line("batches: [%d] # %s", max(1, o.Batch), oneLine(o.Single))
 	case o.Batch != 0:
 		w.line("batches: [%d] # fixed in the file", o.Batch)
+	case w.options.MaxBatch > 0 && w.options.MaxBatch < autoBatch:
+		var sizes []int64
+		for n := 1; n < w.options.MaxBatch; n *= 2 {
+			sizes = append(sizes, int64(n))
+		}
+		w.line("batches: %s", shape(append(sizes, int64(w.options.MaxBatch))))
 	}
 	slo := 50 * time.Millisecond
 	for ladder := []int64{2, 5, 10}; slo < 10*took && slo < time.Minute; ladder = append(ladder[1:], 10*ladder[0]) {

@@ -153,6 +153,9 @@ func whole(kind string) bool { return strings.HasPrefix(kind, "i") || strings.Ha
 func (w *writer) writeDecoder(f family, known bool) {
 	if !w.decoded(f, known) {
 		w.line("decoder: {name: raw}")
+		if w.options.Labels != "" {
+			w.line("labels: %s", quote(w.options.Labels))
+		}
 		return
 	}
 	w.line("decoder: {name: %s%s}%s", quote(f.name), f.keys, guess(f.why))
@@ -166,7 +169,9 @@ func (w *writer) writeDecoder(f family, known bool) {
 }
 
 // decoded reports whether answers are decoded.
-func (w *writer) decoded(f family, known bool) bool { return f.name != "" && (known || !w.picture) }
+func (w *writer) decoded(f family, known bool) bool {
+	return f.name != "" && (known || !w.picture) && !w.options.Raw
+}
 
 // kind says what requests and answers are.
 func (w *writer) kind(f family, known bool) string {
@@ -192,7 +197,7 @@ func (w *writer) kind(f family, known bool) string {
 
 // hint says which flags are missing for a decoded answer.
 func (w *writer) hint(f family, known bool) string {
-	if !w.picture || w.decoded(f, known) {
+	if !w.picture || w.decoded(f, known) || w.options.Raw {
 		return ""
 	}
 	missing, flags := []string{}, []string{}

@@ -128,17 +128,33 @@ func batchAxis(model *onnxfile.Model, v onnxfile.Value) int {
 	return slices.IndexFunc(v.Shape, func(d onnxfile.Dim) bool { return d.Size < 0 && d.Name == name })
 }
 
-// openDims returns the dimensions that a size is needed for, in order. Those of one name have one size.
-func openDims(model *onnxfile.Model) (dims []onnxfile.Dim) {
+// openDims returns the dimensions that a size is needed for, in order. Those of one name have one size. sizes are from shapes, of
+// inputs by their names, without the batch. A size is -1 if the shapes do not have it.
+func openDims(model *onnxfile.Model, shapes map[string][]int64) (dims []onnxfile.Dim, sizes []int64) {
 	for _, v := range model.Inputs {
 		axis := batchAxis(model, v)
+		given := shapes[v.Name]
 		for i, d := range v.Shape {
-			if i != axis && d.Size < 0 && (d.Name == "" || d.Name == "?" || !slices.Contains(dims, d)) {
-				dims = append(dims, d)
+			if i == axis || d.Size >= 0 || d.Name != "" && d.Name != "?" && slices.Contains(dims, d) {
+				continue
 			}
+			size := int64(-1)
+			if at := i - len(v.Shape) + len(given); at >= 0 && len(given) > 0 {
+				size = given[at]
+			}
+			dims, sizes = append(dims, d), append(sizes, size)
 		}
 	}
-	return dims
+	return dims, sizes
+}
+
+// SizeOf returns Options.Size for inputs of these shapes, without the batch; nil if they leave a size open.
+func SizeOf(model *onnxfile.Model, shapes map[string][]int64) []int64 {
+	_, sizes := openDims(model, shapes)
+	if slices.Contains(sizes, -1) {
+		return nil
+	}
+	return sizes
 }
 
 // sizes returns the sizes to try for the open dimensions.
@@ -148,7 +164,7 @@ func sizes(model *onnxfile.Model, size []int64) ([][]int64, error) {
 			return nil, fmt.Errorf("input %q has no shape in the file; export the model with shapes", v.Name)
 		}
 	}
-	open := openDims(model)
+	open, _ := openDims(model, nil)
 	switch declared := ints(model.Metadata["imgsz"]); {
 	case len(size) > 0 && len(size) != len(open):
 		return nil, fmt.Errorf("--size has %d numbers, want %d, one for each dimension that the file leaves open: %s", len(size), len(open), onnxfile.List(model.Inputs))
@@ -207,7 +223,7 @@ func pictureAxes(inputs []onnxfile.Value) (channels int, ok bool) {
 
 // inputs returns the inputs with these sizes in place of the open dimensions.
 func inputs(model *onnxfile.Model, size []int64) (list []Input) {
-	open := openDims(model)
+	open, _ := openDims(model, nil)
 	next := 0
 	for i, v := range model.Inputs {
 		in := Input{Name: v.Name, Type: v.Type, Axis: batchAxis(model, v), Shape: []int64{}}

@@ -21,7 +21,7 @@ import (
 // Registry is where a configuration's models are found: its folders, then the
 // models that come with Penstock.
 func Registry(c configs.Config) zoo.Registry {
-	return zoo.Registry{Dirs: c.Models, Cache: c.RuntimeDir, Sums: c.ModelSums}
+	return zoo.Registry{Dirs: c.ModelFolders(), Cache: c.RuntimeDir, Sums: c.ModelSums}
 }
 
 // ModelFolders are the folders of the models that Registry finds by name. It is empty without workers,
@@ -30,7 +30,7 @@ func ModelFolders(c configs.Config) []string {
 	if len(c.Workers) == 0 {
 		return nil
 	}
-	folders := slices.Clone(c.Models)
+	folders := slices.Clone(c.ModelFolders())
 	for _, name := range zoo.Names() {
 		if card, err := (zoo.Registry{Cache: c.RuntimeDir}).Find(name); err == nil { // a binary without models has none
 			folders = append(folders, card.Dir)

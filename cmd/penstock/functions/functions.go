@@ -146,7 +146,7 @@ func configurationLines(s *control.Status) (lines []string) {
 	for i := range s.Functions {
 		switch f := &s.Functions[i]; f.Unsaved {
 		case control.UnsavedAdded:
-			lines = append(lines, fmt.Sprintf("%s: unsaved: added by `penstock if add`, not in %s", f.Name, file))
+			lines = append(lines, fmt.Sprintf("%s: unsaved: added by `penstock if add`, a client or --models, not in %s", f.Name, file))
 		case control.UnsavedChanged:
 			lines = append(lines, fmt.Sprintf("%s: unsaved: changed by `penstock if`, differs from %s", f.Name, file))
 		}

@@ -62,14 +62,25 @@ func File(ctx context.Context, file string, options draft.Options) (*Result, err
 	}
 
 	r := &Result{File: model, Observed: seen.Observed, took: seen.Took, options: options}
-	if err := r.Draft(filepath.Base(file), cardName(file)); err != nil {
+	if err := r.draft(filepath.Base(file), CardName(file)); err != nil {
 		return nil, err
 	}
 	return r, nil
 }
 
-// Draft drafts the card with that path of the model, and that name.
-func (r *Result) Draft(model, name string) error {
+// SaveAs saves the card in another folder than the model's, and under another name.
+func (r *Result) SaveAs(path, file, name string) error {
+	if err := r.draft(file, name); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("save card: %w", err)
+	}
+	return Save(path, r.Text)
+}
+
+// draft drafts the card with that path of the model, and that name.
+func (r *Result) draft(model, name string) error {
 	card, err := draft.Write(name, model, r.File, r.Observed, r.took, r.options)
 	if err != nil {
 		return err
@@ -78,8 +89,8 @@ func (r *Result) Draft(model, name string) error {
 	return nil
 }
 
-// cardName makes the name of a card from that of a file.
-func cardName(file string) string {
+// CardName makes the name of a card from that of a file.
+func CardName(file string) string {
 	name := strings.ToLower(strings.TrimSuffix(filepath.Base(file), Extension))
 	name = strings.Trim(regexp.MustCompile(`[^a-z0-9_-]+`).ReplaceAllString(name, "-"), "-_")
 	return name[:min(len(name), 64)]

@@ -155,7 +155,7 @@ func (x ModelInput_Format) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ModelInput_Format.Descriptor instead.
 func (ModelInput_Format) EnumDescriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{15, 0}
+	return file_inference_proto_rawDescGZIP(), []int{16, 0}
 }
 
 type ServerLiveRequest struct {
@@ -1099,19 +1099,64 @@ func (x *ModelStreamInferResponse) GetInferResponse() *ModelInferResponse {
 	return nil
 }
 
+type ModelTensorReshape struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shape         []int64                `protobuf:"varint,1,rep,packed,name=shape,proto3" json:"shape,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelTensorReshape) Reset() {
+	*x = ModelTensorReshape{}
+	mi := &file_inference_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelTensorReshape) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelTensorReshape) ProtoMessage() {}
+
+func (x *ModelTensorReshape) ProtoReflect() protoreflect.Message {
+	mi := &file_inference_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelTensorReshape.ProtoReflect.Descriptor instead.
+func (*ModelTensorReshape) Descriptor() ([]byte, []int) {
+	return file_inference_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ModelTensorReshape) GetShape() []int64 {
+	if x != nil {
+		return x.Shape
+	}
+	return nil
+}
+
 type ModelInput struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	DataType      DataType               `protobuf:"varint,2,opt,name=data_type,json=dataType,proto3,enum=inference.DataType" json:"data_type,omitempty"`
 	Format        ModelInput_Format      `protobuf:"varint,3,opt,name=format,proto3,enum=inference.ModelInput_Format" json:"format,omitempty"`
 	Dims          []int64                `protobuf:"varint,4,rep,packed,name=dims,proto3" json:"dims,omitempty"`
+	Reshape       *ModelTensorReshape    `protobuf:"bytes,5,opt,name=reshape,proto3" json:"reshape,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ModelInput) Reset() {
 	*x = ModelInput{}
-	mi := &file_inference_proto_msgTypes[15]
+	mi := &file_inference_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1168,7 @@ func (x *ModelInput) String() string {
 func (*ModelInput) ProtoMessage() {}
 
 func (x *ModelInput) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[15]
+	mi := &file_inference_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1181,7 @@ func (x *ModelInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelInput.ProtoReflect.Descriptor instead.
 func (*ModelInput) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{15}
+	return file_inference_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ModelInput) GetName() string {
@@ -1167,18 +1212,27 @@ func (x *ModelInput) GetDims() []int64 {
 	return nil
 }
 
+func (x *ModelInput) GetReshape() *ModelTensorReshape {
+	if x != nil {
+		return x.Reshape
+	}
+	return nil
+}
+
 type ModelOutput struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	DataType      DataType               `protobuf:"varint,2,opt,name=data_type,json=dataType,proto3,enum=inference.DataType" json:"data_type,omitempty"`
 	Dims          []int64                `protobuf:"varint,3,rep,packed,name=dims,proto3" json:"dims,omitempty"`
+	LabelFilename string                 `protobuf:"bytes,4,opt,name=label_filename,json=labelFilename,proto3" json:"label_filename,omitempty"`
+	Reshape       *ModelTensorReshape    `protobuf:"bytes,5,opt,name=reshape,proto3" json:"reshape,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ModelOutput) Reset() {
 	*x = ModelOutput{}
-	mi := &file_inference_proto_msgTypes[16]
+	mi := &file_inference_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1244,7 @@ func (x *ModelOutput) String() string {
 func (*ModelOutput) ProtoMessage() {}
 
 func (x *ModelOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[16]
+	mi := &file_inference_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1257,7 @@ func (x *ModelOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelOutput.ProtoReflect.Descriptor instead.
 func (*ModelOutput) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{16}
+	return file_inference_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ModelOutput) GetName() string {
@@ -1227,6 +1281,108 @@ func (x *ModelOutput) GetDims() []int64 {
 	return nil
 }
 
+func (x *ModelOutput) GetLabelFilename() string {
+	if x != nil {
+		return x.LabelFilename
+	}
+	return ""
+}
+
+func (x *ModelOutput) GetReshape() *ModelTensorReshape {
+	if x != nil {
+		return x.Reshape
+	}
+	return nil
+}
+
+type ModelVersionPolicy struct {
+	state         protoimpl.MessageState       `protogen:"open.v1"`
+	Specific      *ModelVersionPolicy_Specific `protobuf:"bytes,3,opt,name=specific,proto3" json:"specific,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelVersionPolicy) Reset() {
+	*x = ModelVersionPolicy{}
+	mi := &file_inference_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelVersionPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelVersionPolicy) ProtoMessage() {}
+
+func (x *ModelVersionPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_inference_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelVersionPolicy.ProtoReflect.Descriptor instead.
+func (*ModelVersionPolicy) Descriptor() ([]byte, []int) {
+	return file_inference_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ModelVersionPolicy) GetSpecific() *ModelVersionPolicy_Specific {
+	if x != nil {
+		return x.Specific
+	}
+	return nil
+}
+
+type ModelInstanceGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         int32                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelInstanceGroup) Reset() {
+	*x = ModelInstanceGroup{}
+	mi := &file_inference_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelInstanceGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelInstanceGroup) ProtoMessage() {}
+
+func (x *ModelInstanceGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_inference_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelInstanceGroup.ProtoReflect.Descriptor instead.
+func (*ModelInstanceGroup) Descriptor() ([]byte, []int) {
+	return file_inference_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ModelInstanceGroup) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 type ModelSequenceBatching struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1235,7 +1391,7 @@ type ModelSequenceBatching struct {
 
 func (x *ModelSequenceBatching) Reset() {
 	*x = ModelSequenceBatching{}
-	mi := &file_inference_proto_msgTypes[17]
+	mi := &file_inference_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1403,7 @@ func (x *ModelSequenceBatching) String() string {
 func (*ModelSequenceBatching) ProtoMessage() {}
 
 func (x *ModelSequenceBatching) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[17]
+	mi := &file_inference_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,25 +1416,80 @@ func (x *ModelSequenceBatching) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelSequenceBatching.ProtoReflect.Descriptor instead.
 func (*ModelSequenceBatching) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{17}
+	return file_inference_proto_rawDescGZIP(), []int{20}
+}
+
+// Ignored: a message whose fields Penstock does not read.
+type Ignored struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ignored) Reset() {
+	*x = Ignored{}
+	mi := &file_inference_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ignored) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ignored) ProtoMessage() {}
+
+func (x *Ignored) ProtoReflect() protoreflect.Message {
+	mi := &file_inference_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ignored.ProtoReflect.Descriptor instead.
+func (*Ignored) Descriptor() ([]byte, []int) {
+	return file_inference_proto_rawDescGZIP(), []int{21}
 }
 
 type ModelConfig struct {
-	state            protoimpl.MessageState `protogen:"open.v1"`
-	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Platform         string                 `protobuf:"bytes,2,opt,name=platform,proto3" json:"platform,omitempty"`
-	MaxBatchSize     int32                  `protobuf:"varint,4,opt,name=max_batch_size,json=maxBatchSize,proto3" json:"max_batch_size,omitempty"`
-	Input            []*ModelInput          `protobuf:"bytes,5,rep,name=input,proto3" json:"input,omitempty"`
-	Output           []*ModelOutput         `protobuf:"bytes,6,rep,name=output,proto3" json:"output,omitempty"`
-	SequenceBatching *ModelSequenceBatching `protobuf:"bytes,13,opt,name=sequence_batching,json=sequenceBatching,proto3" json:"sequence_batching,omitempty"`
-	Backend          string                 `protobuf:"bytes,17,opt,name=backend,proto3" json:"backend,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	state                  protoimpl.MessageState `protogen:"open.v1"`
+	Name                   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Platform               string                 `protobuf:"bytes,2,opt,name=platform,proto3" json:"platform,omitempty"`
+	VersionPolicy          *ModelVersionPolicy    `protobuf:"bytes,3,opt,name=version_policy,json=versionPolicy,proto3" json:"version_policy,omitempty"`
+	MaxBatchSize           int32                  `protobuf:"varint,4,opt,name=max_batch_size,json=maxBatchSize,proto3" json:"max_batch_size,omitempty"`
+	Input                  []*ModelInput          `protobuf:"bytes,5,rep,name=input,proto3" json:"input,omitempty"`
+	Output                 []*ModelOutput         `protobuf:"bytes,6,rep,name=output,proto3" json:"output,omitempty"`
+	InstanceGroup          []*ModelInstanceGroup  `protobuf:"bytes,7,rep,name=instance_group,json=instanceGroup,proto3" json:"instance_group,omitempty"`
+	DefaultModelFilename   string                 `protobuf:"bytes,8,opt,name=default_model_filename,json=defaultModelFilename,proto3" json:"default_model_filename,omitempty"`
+	CcModelFilenames       []*Ignored             `protobuf:"bytes,9,rep,name=cc_model_filenames,json=ccModelFilenames,proto3" json:"cc_model_filenames,omitempty"`
+	MetricTags             []*Ignored             `protobuf:"bytes,10,rep,name=metric_tags,json=metricTags,proto3" json:"metric_tags,omitempty"`
+	DynamicBatching        *Ignored               `protobuf:"bytes,11,opt,name=dynamic_batching,json=dynamicBatching,proto3" json:"dynamic_batching,omitempty"`
+	Optimization           *Ignored               `protobuf:"bytes,12,opt,name=optimization,proto3" json:"optimization,omitempty"`
+	SequenceBatching       *ModelSequenceBatching `protobuf:"bytes,13,opt,name=sequence_batching,json=sequenceBatching,proto3" json:"sequence_batching,omitempty"`
+	Parameters             []*Ignored             `protobuf:"bytes,14,rep,name=parameters,proto3" json:"parameters,omitempty"`
+	EnsembleScheduling     *Ignored               `protobuf:"bytes,15,opt,name=ensemble_scheduling,json=ensembleScheduling,proto3" json:"ensemble_scheduling,omitempty"`
+	ModelWarmup            []*Ignored             `protobuf:"bytes,16,rep,name=model_warmup,json=modelWarmup,proto3" json:"model_warmup,omitempty"`
+	Backend                string                 `protobuf:"bytes,17,opt,name=backend,proto3" json:"backend,omitempty"`
+	ModelOperations        *Ignored               `protobuf:"bytes,18,opt,name=model_operations,json=modelOperations,proto3" json:"model_operations,omitempty"`
+	ModelTransactionPolicy *Ignored               `protobuf:"bytes,19,opt,name=model_transaction_policy,json=modelTransactionPolicy,proto3" json:"model_transaction_policy,omitempty"`
+	BatchInput             []*Ignored             `protobuf:"bytes,20,rep,name=batch_input,json=batchInput,proto3" json:"batch_input,omitempty"`
+	BatchOutput            []*Ignored             `protobuf:"bytes,21,rep,name=batch_output,json=batchOutput,proto3" json:"batch_output,omitempty"`
+	ModelRepositoryAgents  *Ignored               `protobuf:"bytes,23,opt,name=model_repository_agents,json=modelRepositoryAgents,proto3" json:"model_repository_agents,omitempty"`
+	ResponseCache          *Ignored               `protobuf:"bytes,24,opt,name=response_cache,json=responseCache,proto3" json:"response_cache,omitempty"`
+	Runtime                string                 `protobuf:"bytes,25,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	ModelMetrics           *Ignored               `protobuf:"bytes,26,opt,name=model_metrics,json=modelMetrics,proto3" json:"model_metrics,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *ModelConfig) Reset() {
 	*x = ModelConfig{}
-	mi := &file_inference_proto_msgTypes[18]
+	mi := &file_inference_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1290,7 +1501,7 @@ func (x *ModelConfig) String() string {
 func (*ModelConfig) ProtoMessage() {}
 
 func (x *ModelConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[18]
+	mi := &file_inference_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1514,7 @@ func (x *ModelConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelConfig.ProtoReflect.Descriptor instead.
 func (*ModelConfig) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{18}
+	return file_inference_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ModelConfig) GetName() string {
@@ -1318,6 +1529,13 @@ func (x *ModelConfig) GetPlatform() string {
 		return x.Platform
 	}
 	return ""
+}
+
+func (x *ModelConfig) GetVersionPolicy() *ModelVersionPolicy {
+	if x != nil {
+		return x.VersionPolicy
+	}
+	return nil
 }
 
 func (x *ModelConfig) GetMaxBatchSize() int32 {
@@ -1341,9 +1559,72 @@ func (x *ModelConfig) GetOutput() []*ModelOutput {
 	return nil
 }
 
+func (x *ModelConfig) GetInstanceGroup() []*ModelInstanceGroup {
+	if x != nil {
+		return x.InstanceGroup
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetDefaultModelFilename() string {
+	if x != nil {
+		return x.DefaultModelFilename
+	}
+	return ""
+}
+
+func (x *ModelConfig) GetCcModelFilenames() []*Ignored {
+	if x != nil {
+		return x.CcModelFilenames
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetMetricTags() []*Ignored {
+	if x != nil {
+		return x.MetricTags
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetDynamicBatching() *Ignored {
+	if x != nil {
+		return x.DynamicBatching
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetOptimization() *Ignored {
+	if x != nil {
+		return x.Optimization
+	}
+	return nil
+}
+
 func (x *ModelConfig) GetSequenceBatching() *ModelSequenceBatching {
 	if x != nil {
 		return x.SequenceBatching
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetParameters() []*Ignored {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetEnsembleScheduling() *Ignored {
+	if x != nil {
+		return x.EnsembleScheduling
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetModelWarmup() []*Ignored {
+	if x != nil {
+		return x.ModelWarmup
 	}
 	return nil
 }
@@ -1353,6 +1634,62 @@ func (x *ModelConfig) GetBackend() string {
 		return x.Backend
 	}
 	return ""
+}
+
+func (x *ModelConfig) GetModelOperations() *Ignored {
+	if x != nil {
+		return x.ModelOperations
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetModelTransactionPolicy() *Ignored {
+	if x != nil {
+		return x.ModelTransactionPolicy
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetBatchInput() []*Ignored {
+	if x != nil {
+		return x.BatchInput
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetBatchOutput() []*Ignored {
+	if x != nil {
+		return x.BatchOutput
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetModelRepositoryAgents() *Ignored {
+	if x != nil {
+		return x.ModelRepositoryAgents
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetResponseCache() *Ignored {
+	if x != nil {
+		return x.ResponseCache
+	}
+	return nil
+}
+
+func (x *ModelConfig) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *ModelConfig) GetModelMetrics() *Ignored {
+	if x != nil {
+		return x.ModelMetrics
+	}
+	return nil
 }
 
 type ModelConfigRequest struct {
@@ -1365,7 +1702,7 @@ type ModelConfigRequest struct {
 
 func (x *ModelConfigRequest) Reset() {
 	*x = ModelConfigRequest{}
-	mi := &file_inference_proto_msgTypes[19]
+	mi := &file_inference_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1714,7 @@ func (x *ModelConfigRequest) String() string {
 func (*ModelConfigRequest) ProtoMessage() {}
 
 func (x *ModelConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[19]
+	mi := &file_inference_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1727,7 @@ func (x *ModelConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelConfigRequest.ProtoReflect.Descriptor instead.
 func (*ModelConfigRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{19}
+	return file_inference_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ModelConfigRequest) GetName() string {
@@ -1416,7 +1753,7 @@ type ModelConfigResponse struct {
 
 func (x *ModelConfigResponse) Reset() {
 	*x = ModelConfigResponse{}
-	mi := &file_inference_proto_msgTypes[20]
+	mi := &file_inference_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1765,7 @@ func (x *ModelConfigResponse) String() string {
 func (*ModelConfigResponse) ProtoMessage() {}
 
 func (x *ModelConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[20]
+	mi := &file_inference_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1778,7 @@ func (x *ModelConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelConfigResponse.ProtoReflect.Descriptor instead.
 func (*ModelConfigResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{20}
+	return file_inference_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ModelConfigResponse) GetConfig() *ModelConfig {
@@ -1461,7 +1798,7 @@ type ModelStatisticsRequest struct {
 
 func (x *ModelStatisticsRequest) Reset() {
 	*x = ModelStatisticsRequest{}
-	mi := &file_inference_proto_msgTypes[21]
+	mi := &file_inference_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1810,7 @@ func (x *ModelStatisticsRequest) String() string {
 func (*ModelStatisticsRequest) ProtoMessage() {}
 
 func (x *ModelStatisticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[21]
+	mi := &file_inference_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1823,7 @@ func (x *ModelStatisticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatisticsRequest.ProtoReflect.Descriptor instead.
 func (*ModelStatisticsRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{21}
+	return file_inference_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ModelStatisticsRequest) GetName() string {
@@ -1513,7 +1850,7 @@ type StatisticDuration struct {
 
 func (x *StatisticDuration) Reset() {
 	*x = StatisticDuration{}
-	mi := &file_inference_proto_msgTypes[22]
+	mi := &file_inference_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1862,7 @@ func (x *StatisticDuration) String() string {
 func (*StatisticDuration) ProtoMessage() {}
 
 func (x *StatisticDuration) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[22]
+	mi := &file_inference_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1875,7 @@ func (x *StatisticDuration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatisticDuration.ProtoReflect.Descriptor instead.
 func (*StatisticDuration) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{22}
+	return file_inference_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StatisticDuration) GetCount() uint64 {
@@ -1569,7 +1906,7 @@ type InferStatistics struct {
 
 func (x *InferStatistics) Reset() {
 	*x = InferStatistics{}
-	mi := &file_inference_proto_msgTypes[23]
+	mi := &file_inference_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1918,7 @@ func (x *InferStatistics) String() string {
 func (*InferStatistics) ProtoMessage() {}
 
 func (x *InferStatistics) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[23]
+	mi := &file_inference_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1931,7 @@ func (x *InferStatistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InferStatistics.ProtoReflect.Descriptor instead.
 func (*InferStatistics) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{23}
+	return file_inference_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InferStatistics) GetSuccess() *StatisticDuration {
@@ -1652,7 +1989,7 @@ type ModelStatistics struct {
 
 func (x *ModelStatistics) Reset() {
 	*x = ModelStatistics{}
-	mi := &file_inference_proto_msgTypes[24]
+	mi := &file_inference_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +2001,7 @@ func (x *ModelStatistics) String() string {
 func (*ModelStatistics) ProtoMessage() {}
 
 func (x *ModelStatistics) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[24]
+	mi := &file_inference_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +2014,7 @@ func (x *ModelStatistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatistics.ProtoReflect.Descriptor instead.
 func (*ModelStatistics) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{24}
+	return file_inference_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ModelStatistics) GetName() string {
@@ -1724,7 +2061,7 @@ type ModelStatisticsResponse struct {
 
 func (x *ModelStatisticsResponse) Reset() {
 	*x = ModelStatisticsResponse{}
-	mi := &file_inference_proto_msgTypes[25]
+	mi := &file_inference_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +2073,7 @@ func (x *ModelStatisticsResponse) String() string {
 func (*ModelStatisticsResponse) ProtoMessage() {}
 
 func (x *ModelStatisticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[25]
+	mi := &file_inference_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +2086,7 @@ func (x *ModelStatisticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatisticsResponse.ProtoReflect.Descriptor instead.
 func (*ModelStatisticsResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{25}
+	return file_inference_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ModelStatisticsResponse) GetModelStats() []*ModelStatistics {
@@ -1769,7 +2106,7 @@ type RepositoryIndexRequest struct {
 
 func (x *RepositoryIndexRequest) Reset() {
 	*x = RepositoryIndexRequest{}
-	mi := &file_inference_proto_msgTypes[26]
+	mi := &file_inference_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +2118,7 @@ func (x *RepositoryIndexRequest) String() string {
 func (*RepositoryIndexRequest) ProtoMessage() {}
 
 func (x *RepositoryIndexRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[26]
+	mi := &file_inference_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +2131,7 @@ func (x *RepositoryIndexRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepositoryIndexRequest.ProtoReflect.Descriptor instead.
 func (*RepositoryIndexRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{26}
+	return file_inference_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RepositoryIndexRequest) GetRepositoryName() string {
@@ -1820,7 +2157,7 @@ type RepositoryIndexResponse struct {
 
 func (x *RepositoryIndexResponse) Reset() {
 	*x = RepositoryIndexResponse{}
-	mi := &file_inference_proto_msgTypes[27]
+	mi := &file_inference_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +2169,7 @@ func (x *RepositoryIndexResponse) String() string {
 func (*RepositoryIndexResponse) ProtoMessage() {}
 
 func (x *RepositoryIndexResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[27]
+	mi := &file_inference_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +2182,7 @@ func (x *RepositoryIndexResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepositoryIndexResponse.ProtoReflect.Descriptor instead.
 func (*RepositoryIndexResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{27}
+	return file_inference_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RepositoryIndexResponse) GetModels() []*RepositoryIndexResponse_ModelIndex {
@@ -1870,7 +2207,7 @@ type ModelRepositoryParameter struct {
 
 func (x *ModelRepositoryParameter) Reset() {
 	*x = ModelRepositoryParameter{}
-	mi := &file_inference_proto_msgTypes[28]
+	mi := &file_inference_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +2219,7 @@ func (x *ModelRepositoryParameter) String() string {
 func (*ModelRepositoryParameter) ProtoMessage() {}
 
 func (x *ModelRepositoryParameter) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[28]
+	mi := &file_inference_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +2232,7 @@ func (x *ModelRepositoryParameter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelRepositoryParameter.ProtoReflect.Descriptor instead.
 func (*ModelRepositoryParameter) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{28}
+	return file_inference_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ModelRepositoryParameter) GetParameterChoice() isModelRepositoryParameter_ParameterChoice {
@@ -1979,7 +2316,7 @@ type RepositoryModelLoadRequest struct {
 
 func (x *RepositoryModelLoadRequest) Reset() {
 	*x = RepositoryModelLoadRequest{}
-	mi := &file_inference_proto_msgTypes[29]
+	mi := &file_inference_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2328,7 @@ func (x *RepositoryModelLoadRequest) String() string {
 func (*RepositoryModelLoadRequest) ProtoMessage() {}
 
 func (x *RepositoryModelLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[29]
+	mi := &file_inference_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2341,7 @@ func (x *RepositoryModelLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepositoryModelLoadRequest.ProtoReflect.Descriptor instead.
 func (*RepositoryModelLoadRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{29}
+	return file_inference_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RepositoryModelLoadRequest) GetModelName() string {
@@ -2029,7 +2366,7 @@ type RepositoryModelLoadResponse struct {
 
 func (x *RepositoryModelLoadResponse) Reset() {
 	*x = RepositoryModelLoadResponse{}
-	mi := &file_inference_proto_msgTypes[30]
+	mi := &file_inference_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2378,7 @@ func (x *RepositoryModelLoadResponse) String() string {
 func (*RepositoryModelLoadResponse) ProtoMessage() {}
 
 func (x *RepositoryModelLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[30]
+	mi := &file_inference_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2391,7 @@ func (x *RepositoryModelLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepositoryModelLoadResponse.ProtoReflect.Descriptor instead.
 func (*RepositoryModelLoadResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{30}
+	return file_inference_proto_rawDescGZIP(), []int{34}
 }
 
 type RepositoryModelUnloadRequest struct {
@@ -2066,7 +2403,7 @@ type RepositoryModelUnloadRequest struct {
 
 func (x *RepositoryModelUnloadRequest) Reset() {
 	*x = RepositoryModelUnloadRequest{}
-	mi := &file_inference_proto_msgTypes[31]
+	mi := &file_inference_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2415,7 @@ func (x *RepositoryModelUnloadRequest) String() string {
 func (*RepositoryModelUnloadRequest) ProtoMessage() {}
 
 func (x *RepositoryModelUnloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[31]
+	mi := &file_inference_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2428,7 @@ func (x *RepositoryModelUnloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepositoryModelUnloadRequest.ProtoReflect.Descriptor instead.
 func (*RepositoryModelUnloadRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{31}
+	return file_inference_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RepositoryModelUnloadRequest) GetModelName() string {
@@ -2109,7 +2446,7 @@ type RepositoryModelUnloadResponse struct {
 
 func (x *RepositoryModelUnloadResponse) Reset() {
 	*x = RepositoryModelUnloadResponse{}
-	mi := &file_inference_proto_msgTypes[32]
+	mi := &file_inference_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2458,7 @@ func (x *RepositoryModelUnloadResponse) String() string {
 func (*RepositoryModelUnloadResponse) ProtoMessage() {}
 
 func (x *RepositoryModelUnloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[32]
+	mi := &file_inference_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2471,7 @@ func (x *RepositoryModelUnloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepositoryModelUnloadResponse.ProtoReflect.Descriptor instead.
 func (*RepositoryModelUnloadResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{32}
+	return file_inference_proto_rawDescGZIP(), []int{36}
 }
 
 type SystemSharedMemoryStatusRequest struct {
@@ -2146,7 +2483,7 @@ type SystemSharedMemoryStatusRequest struct {
 
 func (x *SystemSharedMemoryStatusRequest) Reset() {
 	*x = SystemSharedMemoryStatusRequest{}
-	mi := &file_inference_proto_msgTypes[33]
+	mi := &file_inference_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2495,7 @@ func (x *SystemSharedMemoryStatusRequest) String() string {
 func (*SystemSharedMemoryStatusRequest) ProtoMessage() {}
 
 func (x *SystemSharedMemoryStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[33]
+	mi := &file_inference_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2508,7 @@ func (x *SystemSharedMemoryStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemSharedMemoryStatusRequest.ProtoReflect.Descriptor instead.
 func (*SystemSharedMemoryStatusRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{33}
+	return file_inference_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SystemSharedMemoryStatusRequest) GetName() string {
@@ -2190,7 +2527,7 @@ type SystemSharedMemoryStatusResponse struct {
 
 func (x *SystemSharedMemoryStatusResponse) Reset() {
 	*x = SystemSharedMemoryStatusResponse{}
-	mi := &file_inference_proto_msgTypes[34]
+	mi := &file_inference_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +2539,7 @@ func (x *SystemSharedMemoryStatusResponse) String() string {
 func (*SystemSharedMemoryStatusResponse) ProtoMessage() {}
 
 func (x *SystemSharedMemoryStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[34]
+	mi := &file_inference_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +2552,7 @@ func (x *SystemSharedMemoryStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemSharedMemoryStatusResponse.ProtoReflect.Descriptor instead.
 func (*SystemSharedMemoryStatusResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{34}
+	return file_inference_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SystemSharedMemoryStatusResponse) GetRegions() map[string]*SystemSharedMemoryStatusResponse_RegionStatus {
@@ -2237,7 +2574,7 @@ type SystemSharedMemoryRegisterRequest struct {
 
 func (x *SystemSharedMemoryRegisterRequest) Reset() {
 	*x = SystemSharedMemoryRegisterRequest{}
-	mi := &file_inference_proto_msgTypes[35]
+	mi := &file_inference_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2586,7 @@ func (x *SystemSharedMemoryRegisterRequest) String() string {
 func (*SystemSharedMemoryRegisterRequest) ProtoMessage() {}
 
 func (x *SystemSharedMemoryRegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[35]
+	mi := &file_inference_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2599,7 @@ func (x *SystemSharedMemoryRegisterRequest) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use SystemSharedMemoryRegisterRequest.ProtoReflect.Descriptor instead.
 func (*SystemSharedMemoryRegisterRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{35}
+	return file_inference_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SystemSharedMemoryRegisterRequest) GetName() string {
@@ -2301,7 +2638,7 @@ type SystemSharedMemoryRegisterResponse struct {
 
 func (x *SystemSharedMemoryRegisterResponse) Reset() {
 	*x = SystemSharedMemoryRegisterResponse{}
-	mi := &file_inference_proto_msgTypes[36]
+	mi := &file_inference_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2650,7 @@ func (x *SystemSharedMemoryRegisterResponse) String() string {
 func (*SystemSharedMemoryRegisterResponse) ProtoMessage() {}
 
 func (x *SystemSharedMemoryRegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[36]
+	mi := &file_inference_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2663,7 @@ func (x *SystemSharedMemoryRegisterResponse) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use SystemSharedMemoryRegisterResponse.ProtoReflect.Descriptor instead.
 func (*SystemSharedMemoryRegisterResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{36}
+	return file_inference_proto_rawDescGZIP(), []int{40}
 }
 
 type SystemSharedMemoryUnregisterRequest struct {
@@ -2338,7 +2675,7 @@ type SystemSharedMemoryUnregisterRequest struct {
 
 func (x *SystemSharedMemoryUnregisterRequest) Reset() {
 	*x = SystemSharedMemoryUnregisterRequest{}
-	mi := &file_inference_proto_msgTypes[37]
+	mi := &file_inference_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2350,7 +2687,7 @@ func (x *SystemSharedMemoryUnregisterRequest) String() string {
 func (*SystemSharedMemoryUnregisterRequest) ProtoMessage() {}
 
 func (x *SystemSharedMemoryUnregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[37]
+	mi := &file_inference_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2363,7 +2700,7 @@ func (x *SystemSharedMemoryUnregisterRequest) ProtoReflect() protoreflect.Messag
 
 // Deprecated: Use SystemSharedMemoryUnregisterRequest.ProtoReflect.Descriptor instead.
 func (*SystemSharedMemoryUnregisterRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{37}
+	return file_inference_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SystemSharedMemoryUnregisterRequest) GetName() string {
@@ -2381,7 +2718,7 @@ type SystemSharedMemoryUnregisterResponse struct {
 
 func (x *SystemSharedMemoryUnregisterResponse) Reset() {
 	*x = SystemSharedMemoryUnregisterResponse{}
-	mi := &file_inference_proto_msgTypes[38]
+	mi := &file_inference_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2730,7 @@ func (x *SystemSharedMemoryUnregisterResponse) String() string {
 func (*SystemSharedMemoryUnregisterResponse) ProtoMessage() {}
 
 func (x *SystemSharedMemoryUnregisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[38]
+	mi := &file_inference_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2743,7 @@ func (x *SystemSharedMemoryUnregisterResponse) ProtoReflect() protoreflect.Messa
 
 // Deprecated: Use SystemSharedMemoryUnregisterResponse.ProtoReflect.Descriptor instead.
 func (*SystemSharedMemoryUnregisterResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{38}
+	return file_inference_proto_rawDescGZIP(), []int{42}
 }
 
 // There are never regions on a GPU.
@@ -2418,7 +2755,7 @@ type CudaSharedMemoryUnregisterRequest struct {
 
 func (x *CudaSharedMemoryUnregisterRequest) Reset() {
 	*x = CudaSharedMemoryUnregisterRequest{}
-	mi := &file_inference_proto_msgTypes[39]
+	mi := &file_inference_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2767,7 @@ func (x *CudaSharedMemoryUnregisterRequest) String() string {
 func (*CudaSharedMemoryUnregisterRequest) ProtoMessage() {}
 
 func (x *CudaSharedMemoryUnregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[39]
+	mi := &file_inference_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2780,7 @@ func (x *CudaSharedMemoryUnregisterRequest) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use CudaSharedMemoryUnregisterRequest.ProtoReflect.Descriptor instead.
 func (*CudaSharedMemoryUnregisterRequest) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{39}
+	return file_inference_proto_rawDescGZIP(), []int{43}
 }
 
 type CudaSharedMemoryUnregisterResponse struct {
@@ -2454,7 +2791,7 @@ type CudaSharedMemoryUnregisterResponse struct {
 
 func (x *CudaSharedMemoryUnregisterResponse) Reset() {
 	*x = CudaSharedMemoryUnregisterResponse{}
-	mi := &file_inference_proto_msgTypes[40]
+	mi := &file_inference_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2803,7 @@ func (x *CudaSharedMemoryUnregisterResponse) String() string {
 func (*CudaSharedMemoryUnregisterResponse) ProtoMessage() {}
 
 func (x *CudaSharedMemoryUnregisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[40]
+	mi := &file_inference_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2816,7 @@ func (x *CudaSharedMemoryUnregisterResponse) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use CudaSharedMemoryUnregisterResponse.ProtoReflect.Descriptor instead.
 func (*CudaSharedMemoryUnregisterResponse) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{40}
+	return file_inference_proto_rawDescGZIP(), []int{44}
 }
 
 type ModelMetadataResponse_TensorMetadata struct {
@@ -2493,7 +2830,7 @@ type ModelMetadataResponse_TensorMetadata struct {
 
 func (x *ModelMetadataResponse_TensorMetadata) Reset() {
 	*x = ModelMetadataResponse_TensorMetadata{}
-	mi := &file_inference_proto_msgTypes[41]
+	mi := &file_inference_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2842,7 @@ func (x *ModelMetadataResponse_TensorMetadata) String() string {
 func (*ModelMetadataResponse_TensorMetadata) ProtoMessage() {}
 
 func (x *ModelMetadataResponse_TensorMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[41]
+	mi := &file_inference_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2892,7 @@ type ModelInferRequest_InferInputTensor struct {
 
 func (x *ModelInferRequest_InferInputTensor) Reset() {
 	*x = ModelInferRequest_InferInputTensor{}
-	mi := &file_inference_proto_msgTypes[42]
+	mi := &file_inference_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2904,7 @@ func (x *ModelInferRequest_InferInputTensor) String() string {
 func (*ModelInferRequest_InferInputTensor) ProtoMessage() {}
 
 func (x *ModelInferRequest_InferInputTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[42]
+	mi := &file_inference_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +2965,7 @@ type ModelInferRequest_InferRequestedOutputTensor struct {
 
 func (x *ModelInferRequest_InferRequestedOutputTensor) Reset() {
 	*x = ModelInferRequest_InferRequestedOutputTensor{}
-	mi := &file_inference_proto_msgTypes[43]
+	mi := &file_inference_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2977,7 @@ func (x *ModelInferRequest_InferRequestedOutputTensor) String() string {
 func (*ModelInferRequest_InferRequestedOutputTensor) ProtoMessage() {}
 
 func (x *ModelInferRequest_InferRequestedOutputTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[43]
+	mi := &file_inference_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +3019,7 @@ type ModelInferResponse_InferOutputTensor struct {
 
 func (x *ModelInferResponse_InferOutputTensor) Reset() {
 	*x = ModelInferResponse_InferOutputTensor{}
-	mi := &file_inference_proto_msgTypes[47]
+	mi := &file_inference_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2694,7 +3031,7 @@ func (x *ModelInferResponse_InferOutputTensor) String() string {
 func (*ModelInferResponse_InferOutputTensor) ProtoMessage() {}
 
 func (x *ModelInferResponse_InferOutputTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[47]
+	mi := &file_inference_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,6 +3075,50 @@ func (x *ModelInferResponse_InferOutputTensor) GetParameters() map[string]*Infer
 	return nil
 }
 
+type ModelVersionPolicy_Specific struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Versions      []int64                `protobuf:"varint,1,rep,packed,name=versions,proto3" json:"versions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelVersionPolicy_Specific) Reset() {
+	*x = ModelVersionPolicy_Specific{}
+	mi := &file_inference_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelVersionPolicy_Specific) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelVersionPolicy_Specific) ProtoMessage() {}
+
+func (x *ModelVersionPolicy_Specific) ProtoReflect() protoreflect.Message {
+	mi := &file_inference_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelVersionPolicy_Specific.ProtoReflect.Descriptor instead.
+func (*ModelVersionPolicy_Specific) Descriptor() ([]byte, []int) {
+	return file_inference_proto_rawDescGZIP(), []int{18, 0}
+}
+
+func (x *ModelVersionPolicy_Specific) GetVersions() []int64 {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
 type RepositoryIndexResponse_ModelIndex struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2750,7 +3131,7 @@ type RepositoryIndexResponse_ModelIndex struct {
 
 func (x *RepositoryIndexResponse_ModelIndex) Reset() {
 	*x = RepositoryIndexResponse_ModelIndex{}
-	mi := &file_inference_proto_msgTypes[50]
+	mi := &file_inference_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +3143,7 @@ func (x *RepositoryIndexResponse_ModelIndex) String() string {
 func (*RepositoryIndexResponse_ModelIndex) ProtoMessage() {}
 
 func (x *RepositoryIndexResponse_ModelIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[50]
+	mi := &file_inference_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +3156,7 @@ func (x *RepositoryIndexResponse_ModelIndex) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use RepositoryIndexResponse_ModelIndex.ProtoReflect.Descriptor instead.
 func (*RepositoryIndexResponse_ModelIndex) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{27, 0}
+	return file_inference_proto_rawDescGZIP(), []int{31, 0}
 }
 
 func (x *RepositoryIndexResponse_ModelIndex) GetName() string {
@@ -2818,7 +3199,7 @@ type SystemSharedMemoryStatusResponse_RegionStatus struct {
 
 func (x *SystemSharedMemoryStatusResponse_RegionStatus) Reset() {
 	*x = SystemSharedMemoryStatusResponse_RegionStatus{}
-	mi := &file_inference_proto_msgTypes[52]
+	mi := &file_inference_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +3211,7 @@ func (x *SystemSharedMemoryStatusResponse_RegionStatus) String() string {
 func (*SystemSharedMemoryStatusResponse_RegionStatus) ProtoMessage() {}
 
 func (x *SystemSharedMemoryStatusResponse_RegionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[52]
+	mi := &file_inference_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +3224,7 @@ func (x *SystemSharedMemoryStatusResponse_RegionStatus) ProtoReflect() protorefl
 
 // Deprecated: Use SystemSharedMemoryStatusResponse_RegionStatus.ProtoReflect.Descriptor instead.
 func (*SystemSharedMemoryStatusResponse_RegionStatus) Descriptor() ([]byte, []int) {
-	return file_inference_proto_rawDescGZIP(), []int{34, 0}
+	return file_inference_proto_rawDescGZIP(), []int{38, 0}
 }
 
 func (x *SystemSharedMemoryStatusResponse_RegionStatus) GetName() string {
@@ -2986,30 +3367,66 @@ const file_inference_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\"\x85\x01\n" +
 	"\x18ModelStreamInferResponse\x12#\n" +
 	"\rerror_message\x18\x01 \x01(\tR\ferrorMessage\x12D\n" +
-	"\x0einfer_response\x18\x02 \x01(\v2\x1d.inference.ModelInferResponseR\rinferResponse\"\xd9\x01\n" +
+	"\x0einfer_response\x18\x02 \x01(\v2\x1d.inference.ModelInferResponseR\rinferResponse\"*\n" +
+	"\x12ModelTensorReshape\x12\x14\n" +
+	"\x05shape\x18\x01 \x03(\x03R\x05shape\"\x92\x02\n" +
 	"\n" +
 	"ModelInput\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\tdata_type\x18\x02 \x01(\x0e2\x13.inference.DataTypeR\bdataType\x124\n" +
 	"\x06format\x18\x03 \x01(\x0e2\x1c.inference.ModelInput.FormatR\x06format\x12\x12\n" +
-	"\x04dims\x18\x04 \x03(\x03R\x04dims\";\n" +
+	"\x04dims\x18\x04 \x03(\x03R\x04dims\x127\n" +
+	"\areshape\x18\x05 \x01(\v2\x1d.inference.ModelTensorReshapeR\areshape\";\n" +
 	"\x06Format\x12\x0f\n" +
 	"\vFORMAT_NONE\x10\x00\x12\x0f\n" +
 	"\vFORMAT_NHWC\x10\x01\x12\x0f\n" +
-	"\vFORMAT_NCHW\x10\x02\"g\n" +
+	"\vFORMAT_NCHW\x10\x02\"\xc7\x01\n" +
 	"\vModelOutput\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\tdata_type\x18\x02 \x01(\x0e2\x13.inference.DataTypeR\bdataType\x12\x12\n" +
-	"\x04dims\x18\x03 \x03(\x03R\x04dims\"\x17\n" +
-	"\x15ModelSequenceBatching\"\xa9\x02\n" +
+	"\x04dims\x18\x03 \x03(\x03R\x04dims\x12%\n" +
+	"\x0elabel_filename\x18\x04 \x01(\tR\rlabelFilename\x127\n" +
+	"\areshape\x18\x05 \x01(\v2\x1d.inference.ModelTensorReshapeR\areshape\"\x80\x01\n" +
+	"\x12ModelVersionPolicy\x12B\n" +
+	"\bspecific\x18\x03 \x01(\v2&.inference.ModelVersionPolicy.SpecificR\bspecific\x1a&\n" +
+	"\bSpecific\x12\x1a\n" +
+	"\bversions\x18\x01 \x03(\x03R\bversions\"*\n" +
+	"\x12ModelInstanceGroup\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count\"\x17\n" +
+	"\x15ModelSequenceBatching\"\t\n" +
+	"\aIgnored\"\xdc\n" +
+	"\n" +
 	"\vModelConfig\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bplatform\x18\x02 \x01(\tR\bplatform\x12$\n" +
+	"\bplatform\x18\x02 \x01(\tR\bplatform\x12D\n" +
+	"\x0eversion_policy\x18\x03 \x01(\v2\x1d.inference.ModelVersionPolicyR\rversionPolicy\x12$\n" +
 	"\x0emax_batch_size\x18\x04 \x01(\x05R\fmaxBatchSize\x12+\n" +
 	"\x05input\x18\x05 \x03(\v2\x15.inference.ModelInputR\x05input\x12.\n" +
-	"\x06output\x18\x06 \x03(\v2\x16.inference.ModelOutputR\x06output\x12M\n" +
-	"\x11sequence_batching\x18\r \x01(\v2 .inference.ModelSequenceBatchingR\x10sequenceBatching\x12\x18\n" +
-	"\abackend\x18\x11 \x01(\tR\abackend\"B\n" +
+	"\x06output\x18\x06 \x03(\v2\x16.inference.ModelOutputR\x06output\x12D\n" +
+	"\x0einstance_group\x18\a \x03(\v2\x1d.inference.ModelInstanceGroupR\rinstanceGroup\x124\n" +
+	"\x16default_model_filename\x18\b \x01(\tR\x14defaultModelFilename\x12@\n" +
+	"\x12cc_model_filenames\x18\t \x03(\v2\x12.inference.IgnoredR\x10ccModelFilenames\x123\n" +
+	"\vmetric_tags\x18\n" +
+	" \x03(\v2\x12.inference.IgnoredR\n" +
+	"metricTags\x12=\n" +
+	"\x10dynamic_batching\x18\v \x01(\v2\x12.inference.IgnoredR\x0fdynamicBatching\x126\n" +
+	"\foptimization\x18\f \x01(\v2\x12.inference.IgnoredR\foptimization\x12M\n" +
+	"\x11sequence_batching\x18\r \x01(\v2 .inference.ModelSequenceBatchingR\x10sequenceBatching\x122\n" +
+	"\n" +
+	"parameters\x18\x0e \x03(\v2\x12.inference.IgnoredR\n" +
+	"parameters\x12C\n" +
+	"\x13ensemble_scheduling\x18\x0f \x01(\v2\x12.inference.IgnoredR\x12ensembleScheduling\x125\n" +
+	"\fmodel_warmup\x18\x10 \x03(\v2\x12.inference.IgnoredR\vmodelWarmup\x12\x18\n" +
+	"\abackend\x18\x11 \x01(\tR\abackend\x12=\n" +
+	"\x10model_operations\x18\x12 \x01(\v2\x12.inference.IgnoredR\x0fmodelOperations\x12L\n" +
+	"\x18model_transaction_policy\x18\x13 \x01(\v2\x12.inference.IgnoredR\x16modelTransactionPolicy\x123\n" +
+	"\vbatch_input\x18\x14 \x03(\v2\x12.inference.IgnoredR\n" +
+	"batchInput\x125\n" +
+	"\fbatch_output\x18\x15 \x03(\v2\x12.inference.IgnoredR\vbatchOutput\x12J\n" +
+	"\x17model_repository_agents\x18\x17 \x01(\v2\x12.inference.IgnoredR\x15modelRepositoryAgents\x129\n" +
+	"\x0eresponse_cache\x18\x18 \x01(\v2\x12.inference.IgnoredR\rresponseCache\x12\x18\n" +
+	"\aruntime\x18\x19 \x01(\tR\aruntime\x127\n" +
+	"\rmodel_metrics\x18\x1a \x01(\v2\x12.inference.IgnoredR\fmodelMetrics\"B\n" +
 	"\x12ModelConfigRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\"E\n" +
@@ -3149,7 +3566,7 @@ func file_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_inference_proto_goTypes = []any{
 	(DataType)(0),                                        // 0: inference.DataType
 	(ModelInput_Format)(0),                               // 1: inference.ModelInput.Format
@@ -3168,121 +3585,145 @@ var file_inference_proto_goTypes = []any{
 	(*ModelInferRequest)(nil),                            // 14: inference.ModelInferRequest
 	(*ModelInferResponse)(nil),                           // 15: inference.ModelInferResponse
 	(*ModelStreamInferResponse)(nil),                     // 16: inference.ModelStreamInferResponse
-	(*ModelInput)(nil),                                   // 17: inference.ModelInput
-	(*ModelOutput)(nil),                                  // 18: inference.ModelOutput
-	(*ModelSequenceBatching)(nil),                        // 19: inference.ModelSequenceBatching
-	(*ModelConfig)(nil),                                  // 20: inference.ModelConfig
-	(*ModelConfigRequest)(nil),                           // 21: inference.ModelConfigRequest
-	(*ModelConfigResponse)(nil),                          // 22: inference.ModelConfigResponse
-	(*ModelStatisticsRequest)(nil),                       // 23: inference.ModelStatisticsRequest
-	(*StatisticDuration)(nil),                            // 24: inference.StatisticDuration
-	(*InferStatistics)(nil),                              // 25: inference.InferStatistics
-	(*ModelStatistics)(nil),                              // 26: inference.ModelStatistics
-	(*ModelStatisticsResponse)(nil),                      // 27: inference.ModelStatisticsResponse
-	(*RepositoryIndexRequest)(nil),                       // 28: inference.RepositoryIndexRequest
-	(*RepositoryIndexResponse)(nil),                      // 29: inference.RepositoryIndexResponse
-	(*ModelRepositoryParameter)(nil),                     // 30: inference.ModelRepositoryParameter
-	(*RepositoryModelLoadRequest)(nil),                   // 31: inference.RepositoryModelLoadRequest
-	(*RepositoryModelLoadResponse)(nil),                  // 32: inference.RepositoryModelLoadResponse
-	(*RepositoryModelUnloadRequest)(nil),                 // 33: inference.RepositoryModelUnloadRequest
-	(*RepositoryModelUnloadResponse)(nil),                // 34: inference.RepositoryModelUnloadResponse
-	(*SystemSharedMemoryStatusRequest)(nil),              // 35: inference.SystemSharedMemoryStatusRequest
-	(*SystemSharedMemoryStatusResponse)(nil),             // 36: inference.SystemSharedMemoryStatusResponse
-	(*SystemSharedMemoryRegisterRequest)(nil),            // 37: inference.SystemSharedMemoryRegisterRequest
-	(*SystemSharedMemoryRegisterResponse)(nil),           // 38: inference.SystemSharedMemoryRegisterResponse
-	(*SystemSharedMemoryUnregisterRequest)(nil),          // 39: inference.SystemSharedMemoryUnregisterRequest
-	(*SystemSharedMemoryUnregisterResponse)(nil),         // 40: inference.SystemSharedMemoryUnregisterResponse
-	(*CudaSharedMemoryUnregisterRequest)(nil),            // 41: inference.CudaSharedMemoryUnregisterRequest
-	(*CudaSharedMemoryUnregisterResponse)(nil),           // 42: inference.CudaSharedMemoryUnregisterResponse
-	(*ModelMetadataResponse_TensorMetadata)(nil),         // 43: inference.ModelMetadataResponse.TensorMetadata
-	(*ModelInferRequest_InferInputTensor)(nil),           // 44: inference.ModelInferRequest.InferInputTensor
-	(*ModelInferRequest_InferRequestedOutputTensor)(nil), // 45: inference.ModelInferRequest.InferRequestedOutputTensor
-	nil, // 46: inference.ModelInferRequest.ParametersEntry
-	nil, // 47: inference.ModelInferRequest.InferInputTensor.ParametersEntry
-	nil, // 48: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
-	(*ModelInferResponse_InferOutputTensor)(nil), // 49: inference.ModelInferResponse.InferOutputTensor
-	nil, // 50: inference.ModelInferResponse.ParametersEntry
-	nil, // 51: inference.ModelInferResponse.InferOutputTensor.ParametersEntry
-	(*RepositoryIndexResponse_ModelIndex)(nil), // 52: inference.RepositoryIndexResponse.ModelIndex
-	nil, // 53: inference.RepositoryModelLoadRequest.ParametersEntry
-	(*SystemSharedMemoryStatusResponse_RegionStatus)(nil), // 54: inference.SystemSharedMemoryStatusResponse.RegionStatus
-	nil, // 55: inference.SystemSharedMemoryStatusResponse.RegionsEntry
+	(*ModelTensorReshape)(nil),                           // 17: inference.ModelTensorReshape
+	(*ModelInput)(nil),                                   // 18: inference.ModelInput
+	(*ModelOutput)(nil),                                  // 19: inference.ModelOutput
+	(*ModelVersionPolicy)(nil),                           // 20: inference.ModelVersionPolicy
+	(*ModelInstanceGroup)(nil),                           // 21: inference.ModelInstanceGroup
+	(*ModelSequenceBatching)(nil),                        // 22: inference.ModelSequenceBatching
+	(*Ignored)(nil),                                      // 23: inference.Ignored
+	(*ModelConfig)(nil),                                  // 24: inference.ModelConfig
+	(*ModelConfigRequest)(nil),                           // 25: inference.ModelConfigRequest
+	(*ModelConfigResponse)(nil),                          // 26: inference.ModelConfigResponse
+	(*ModelStatisticsRequest)(nil),                       // 27: inference.ModelStatisticsRequest
+	(*StatisticDuration)(nil),                            // 28: inference.StatisticDuration
+	(*InferStatistics)(nil),                              // 29: inference.InferStatistics
+	(*ModelStatistics)(nil),                              // 30: inference.ModelStatistics
+	(*ModelStatisticsResponse)(nil),                      // 31: inference.ModelStatisticsResponse
+	(*RepositoryIndexRequest)(nil),                       // 32: inference.RepositoryIndexRequest
+	(*RepositoryIndexResponse)(nil),                      // 33: inference.RepositoryIndexResponse
+	(*ModelRepositoryParameter)(nil),                     // 34: inference.ModelRepositoryParameter
+	(*RepositoryModelLoadRequest)(nil),                   // 35: inference.RepositoryModelLoadRequest
+	(*RepositoryModelLoadResponse)(nil),                  // 36: inference.RepositoryModelLoadResponse
+	(*RepositoryModelUnloadRequest)(nil),                 // 37: inference.RepositoryModelUnloadRequest
+	(*RepositoryModelUnloadResponse)(nil),                // 38: inference.RepositoryModelUnloadResponse
+	(*SystemSharedMemoryStatusRequest)(nil),              // 39: inference.SystemSharedMemoryStatusRequest
+	(*SystemSharedMemoryStatusResponse)(nil),             // 40: inference.SystemSharedMemoryStatusResponse
+	(*SystemSharedMemoryRegisterRequest)(nil),            // 41: inference.SystemSharedMemoryRegisterRequest
+	(*SystemSharedMemoryRegisterResponse)(nil),           // 42: inference.SystemSharedMemoryRegisterResponse
+	(*SystemSharedMemoryUnregisterRequest)(nil),          // 43: inference.SystemSharedMemoryUnregisterRequest
+	(*SystemSharedMemoryUnregisterResponse)(nil),         // 44: inference.SystemSharedMemoryUnregisterResponse
+	(*CudaSharedMemoryUnregisterRequest)(nil),            // 45: inference.CudaSharedMemoryUnregisterRequest
+	(*CudaSharedMemoryUnregisterResponse)(nil),           // 46: inference.CudaSharedMemoryUnregisterResponse
+	(*ModelMetadataResponse_TensorMetadata)(nil),         // 47: inference.ModelMetadataResponse.TensorMetadata
+	(*ModelInferRequest_InferInputTensor)(nil),           // 48: inference.ModelInferRequest.InferInputTensor
+	(*ModelInferRequest_InferRequestedOutputTensor)(nil), // 49: inference.ModelInferRequest.InferRequestedOutputTensor
+	nil, // 50: inference.ModelInferRequest.ParametersEntry
+	nil, // 51: inference.ModelInferRequest.InferInputTensor.ParametersEntry
+	nil, // 52: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
+	(*ModelInferResponse_InferOutputTensor)(nil), // 53: inference.ModelInferResponse.InferOutputTensor
+	nil,                                 // 54: inference.ModelInferResponse.ParametersEntry
+	nil,                                 // 55: inference.ModelInferResponse.InferOutputTensor.ParametersEntry
+	(*ModelVersionPolicy_Specific)(nil), // 56: inference.ModelVersionPolicy.Specific
+	(*RepositoryIndexResponse_ModelIndex)(nil), // 57: inference.RepositoryIndexResponse.ModelIndex
+	nil, // 58: inference.RepositoryModelLoadRequest.ParametersEntry
+	(*SystemSharedMemoryStatusResponse_RegionStatus)(nil), // 59: inference.SystemSharedMemoryStatusResponse.RegionStatus
+	nil, // 60: inference.SystemSharedMemoryStatusResponse.RegionsEntry
 }
 var file_inference_proto_depIdxs = []int32{
-	43, // 0: inference.ModelMetadataResponse.inputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
-	43, // 1: inference.ModelMetadataResponse.outputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
-	46, // 2: inference.ModelInferRequest.parameters:type_name -> inference.ModelInferRequest.ParametersEntry
-	44, // 3: inference.ModelInferRequest.inputs:type_name -> inference.ModelInferRequest.InferInputTensor
-	45, // 4: inference.ModelInferRequest.outputs:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor
-	50, // 5: inference.ModelInferResponse.parameters:type_name -> inference.ModelInferResponse.ParametersEntry
-	49, // 6: inference.ModelInferResponse.outputs:type_name -> inference.ModelInferResponse.InferOutputTensor
+	47, // 0: inference.ModelMetadataResponse.inputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
+	47, // 1: inference.ModelMetadataResponse.outputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
+	50, // 2: inference.ModelInferRequest.parameters:type_name -> inference.ModelInferRequest.ParametersEntry
+	48, // 3: inference.ModelInferRequest.inputs:type_name -> inference.ModelInferRequest.InferInputTensor
+	49, // 4: inference.ModelInferRequest.outputs:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor
+	54, // 5: inference.ModelInferResponse.parameters:type_name -> inference.ModelInferResponse.ParametersEntry
+	53, // 6: inference.ModelInferResponse.outputs:type_name -> inference.ModelInferResponse.InferOutputTensor
 	15, // 7: inference.ModelStreamInferResponse.infer_response:type_name -> inference.ModelInferResponse
 	0,  // 8: inference.ModelInput.data_type:type_name -> inference.DataType
 	1,  // 9: inference.ModelInput.format:type_name -> inference.ModelInput.Format
-	0,  // 10: inference.ModelOutput.data_type:type_name -> inference.DataType
-	17, // 11: inference.ModelConfig.input:type_name -> inference.ModelInput
-	18, // 12: inference.ModelConfig.output:type_name -> inference.ModelOutput
-	19, // 13: inference.ModelConfig.sequence_batching:type_name -> inference.ModelSequenceBatching
-	20, // 14: inference.ModelConfigResponse.config:type_name -> inference.ModelConfig
-	24, // 15: inference.InferStatistics.success:type_name -> inference.StatisticDuration
-	24, // 16: inference.InferStatistics.fail:type_name -> inference.StatisticDuration
-	24, // 17: inference.InferStatistics.queue:type_name -> inference.StatisticDuration
-	24, // 18: inference.InferStatistics.compute_input:type_name -> inference.StatisticDuration
-	24, // 19: inference.InferStatistics.compute_infer:type_name -> inference.StatisticDuration
-	24, // 20: inference.InferStatistics.compute_output:type_name -> inference.StatisticDuration
-	25, // 21: inference.ModelStatistics.inference_stats:type_name -> inference.InferStatistics
-	26, // 22: inference.ModelStatisticsResponse.model_stats:type_name -> inference.ModelStatistics
-	52, // 23: inference.RepositoryIndexResponse.models:type_name -> inference.RepositoryIndexResponse.ModelIndex
-	53, // 24: inference.RepositoryModelLoadRequest.parameters:type_name -> inference.RepositoryModelLoadRequest.ParametersEntry
-	55, // 25: inference.SystemSharedMemoryStatusResponse.regions:type_name -> inference.SystemSharedMemoryStatusResponse.RegionsEntry
-	47, // 26: inference.ModelInferRequest.InferInputTensor.parameters:type_name -> inference.ModelInferRequest.InferInputTensor.ParametersEntry
-	13, // 27: inference.ModelInferRequest.InferInputTensor.contents:type_name -> inference.InferTensorContents
-	48, // 28: inference.ModelInferRequest.InferRequestedOutputTensor.parameters:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
-	12, // 29: inference.ModelInferRequest.ParametersEntry.value:type_name -> inference.InferParameter
-	12, // 30: inference.ModelInferRequest.InferInputTensor.ParametersEntry.value:type_name -> inference.InferParameter
-	12, // 31: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
-	51, // 32: inference.ModelInferResponse.InferOutputTensor.parameters:type_name -> inference.ModelInferResponse.InferOutputTensor.ParametersEntry
-	12, // 33: inference.ModelInferResponse.ParametersEntry.value:type_name -> inference.InferParameter
-	12, // 34: inference.ModelInferResponse.InferOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
-	30, // 35: inference.RepositoryModelLoadRequest.ParametersEntry.value:type_name -> inference.ModelRepositoryParameter
-	54, // 36: inference.SystemSharedMemoryStatusResponse.RegionsEntry.value:type_name -> inference.SystemSharedMemoryStatusResponse.RegionStatus
-	2,  // 37: inference.GRPCInferenceService.ServerLive:input_type -> inference.ServerLiveRequest
-	4,  // 38: inference.GRPCInferenceService.ServerReady:input_type -> inference.ServerReadyRequest
-	6,  // 39: inference.GRPCInferenceService.ServerMetadata:input_type -> inference.ServerMetadataRequest
-	8,  // 40: inference.GRPCInferenceService.ModelReady:input_type -> inference.ModelReadyRequest
-	10, // 41: inference.GRPCInferenceService.ModelMetadata:input_type -> inference.ModelMetadataRequest
-	14, // 42: inference.GRPCInferenceService.ModelInfer:input_type -> inference.ModelInferRequest
-	14, // 43: inference.GRPCInferenceService.ModelStreamInfer:input_type -> inference.ModelInferRequest
-	21, // 44: inference.GRPCInferenceService.ModelConfig:input_type -> inference.ModelConfigRequest
-	23, // 45: inference.GRPCInferenceService.ModelStatistics:input_type -> inference.ModelStatisticsRequest
-	28, // 46: inference.GRPCInferenceService.RepositoryIndex:input_type -> inference.RepositoryIndexRequest
-	31, // 47: inference.GRPCInferenceService.RepositoryModelLoad:input_type -> inference.RepositoryModelLoadRequest
-	33, // 48: inference.GRPCInferenceService.RepositoryModelUnload:input_type -> inference.RepositoryModelUnloadRequest
-	35, // 49: inference.GRPCInferenceService.SystemSharedMemoryStatus:input_type -> inference.SystemSharedMemoryStatusRequest
-	37, // 50: inference.GRPCInferenceService.SystemSharedMemoryRegister:input_type -> inference.SystemSharedMemoryRegisterRequest
-	39, // 51: inference.GRPCInferenceService.SystemSharedMemoryUnregister:input_type -> inference.SystemSharedMemoryUnregisterRequest
-	41, // 52: inference.GRPCInferenceService.CudaSharedMemoryUnregister:input_type -> inference.CudaSharedMemoryUnregisterRequest
-	3,  // 53: inference.GRPCInferenceService.ServerLive:output_type -> inference.ServerLiveResponse
-	5,  // 54: inference.GRPCInferenceService.ServerReady:output_type -> inference.ServerReadyResponse
-	7,  // 55: inference.GRPCInferenceService.ServerMetadata:output_type -> inference.ServerMetadataResponse
-	9,  // 56: inference.GRPCInferenceService.ModelReady:output_type -> inference.ModelReadyResponse
-	11, // 57: inference.GRPCInferenceService.ModelMetadata:output_type -> inference.ModelMetadataResponse
-	15, // 58: inference.GRPCInferenceService.ModelInfer:output_type -> inference.ModelInferResponse
-	16, // 59: inference.GRPCInferenceService.ModelStreamInfer:output_type -> inference.ModelStreamInferResponse
-	22, // 60: inference.GRPCInferenceService.ModelConfig:output_type -> inference.ModelConfigResponse
-	27, // 61: inference.GRPCInferenceService.ModelStatistics:output_type -> inference.ModelStatisticsResponse
-	29, // 62: inference.GRPCInferenceService.RepositoryIndex:output_type -> inference.RepositoryIndexResponse
-	32, // 63: inference.GRPCInferenceService.RepositoryModelLoad:output_type -> inference.RepositoryModelLoadResponse
-	34, // 64: inference.GRPCInferenceService.RepositoryModelUnload:output_type -> inference.RepositoryModelUnloadResponse
-	36, // 65: inference.GRPCInferenceService.SystemSharedMemoryStatus:output_type -> inference.SystemSharedMemoryStatusResponse
-	38, // 66: inference.GRPCInferenceService.SystemSharedMemoryRegister:output_type -> inference.SystemSharedMemoryRegisterResponse
-	40, // 67: inference.GRPCInferenceService.SystemSharedMemoryUnregister:output_type -> inference.SystemSharedMemoryUnregisterResponse
-	42, // 68: inference.GRPCInferenceService.CudaSharedMemoryUnregister:output_type -> inference.CudaSharedMemoryUnregisterResponse
-	53, // [53:69] is the sub-list for method output_type
-	37, // [37:53] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	17, // 10: inference.ModelInput.reshape:type_name -> inference.ModelTensorReshape
+	0,  // 11: inference.ModelOutput.data_type:type_name -> inference.DataType
+	17, // 12: inference.ModelOutput.reshape:type_name -> inference.ModelTensorReshape
+	56, // 13: inference.ModelVersionPolicy.specific:type_name -> inference.ModelVersionPolicy.Specific
+	20, // 14: inference.ModelConfig.version_policy:type_name -> inference.ModelVersionPolicy
+	18, // 15: inference.ModelConfig.input:type_name -> inference.ModelInput
+	19, // 16: inference.ModelConfig.output:type_name -> inference.ModelOutput
+	21, // 17: inference.ModelConfig.instance_group:type_name -> inference.ModelInstanceGroup
+	23, // 18: inference.ModelConfig.cc_model_filenames:type_name -> inference.Ignored
+	23, // 19: inference.ModelConfig.metric_tags:type_name -> inference.Ignored
+	23, // 20: inference.ModelConfig.dynamic_batching:type_name -> inference.Ignored
+	23, // 21: inference.ModelConfig.optimization:type_name -> inference.Ignored
+	22, // 22: inference.ModelConfig.sequence_batching:type_name -> inference.ModelSequenceBatching
+	23, // 23: inference.ModelConfig.parameters:type_name -> inference.Ignored
+	23, // 24: inference.ModelConfig.ensemble_scheduling:type_name -> inference.Ignored
+	23, // 25: inference.ModelConfig.model_warmup:type_name -> inference.Ignored
+	23, // 26: inference.ModelConfig.model_operations:type_name -> inference.Ignored
+	23, // 27: inference.ModelConfig.model_transaction_policy:type_name -> inference.Ignored
+	23, // 28: inference.ModelConfig.batch_input:type_name -> inference.Ignored
+	23, // 29: inference.ModelConfig.batch_output:type_name -> inference.Ignored
+	23, // 30: inference.ModelConfig.model_repository_agents:type_name -> inference.Ignored
+	23, // 31: inference.ModelConfig.response_cache:type_name -> inference.Ignored
+	23, // 32: inference.ModelConfig.model_metrics:type_name -> inference.Ignored
+	24, // 33: inference.ModelConfigResponse.config:type_name -> inference.ModelConfig
+	28, // 34: inference.InferStatistics.success:type_name -> inference.StatisticDuration
+	28, // 35: inference.InferStatistics.fail:type_name -> inference.StatisticDuration
+	28, // 36: inference.InferStatistics.queue:type_name -> inference.StatisticDuration
+	28, // 37: inference.InferStatistics.compute_input:type_name -> inference.StatisticDuration
+	28, // 38: inference.InferStatistics.compute_infer:type_name -> inference.StatisticDuration
+	28, // 39: inference.InferStatistics.compute_output:type_name -> inference.StatisticDuration
+	29, // 40: inference.ModelStatistics.inference_stats:type_name -> inference.InferStatistics
+	30, // 41: inference.ModelStatisticsResponse.model_stats:type_name -> inference.ModelStatistics
+	57, // 42: inference.RepositoryIndexResponse.models:type_name -> inference.RepositoryIndexResponse.ModelIndex
+	58, // 43: inference.RepositoryModelLoadRequest.parameters:type_name -> inference.RepositoryModelLoadRequest.ParametersEntry
+	60, // 44: inference.SystemSharedMemoryStatusResponse.regions:type_name -> inference.SystemSharedMemoryStatusResponse.RegionsEntry
+	51, // 45: inference.ModelInferRequest.InferInputTensor.parameters:type_name -> inference.ModelInferRequest.InferInputTensor.ParametersEntry
+	13, // 46: inference.ModelInferRequest.InferInputTensor.contents:type_name -> inference.InferTensorContents
+	52, // 47: inference.ModelInferRequest.InferRequestedOutputTensor.parameters:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
+	12, // 48: inference.ModelInferRequest.ParametersEntry.value:type_name -> inference.InferParameter
+	12, // 49: inference.ModelInferRequest.InferInputTensor.ParametersEntry.value:type_name -> inference.InferParameter
+	12, // 50: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
+	55, // 51: inference.ModelInferResponse.InferOutputTensor.parameters:type_name -> inference.ModelInferResponse.InferOutputTensor.ParametersEntry
+	12, // 52: inference.ModelInferResponse.ParametersEntry.value:type_name -> inference.InferParameter
+	12, // 53: inference.ModelInferResponse.InferOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
+	34, // 54: inference.RepositoryModelLoadRequest.ParametersEntry.value:type_name -> inference.ModelRepositoryParameter
+	59, // 55: inference.SystemSharedMemoryStatusResponse.RegionsEntry.value:type_name -> inference.SystemSharedMemoryStatusResponse.RegionStatus
+	2,  // 56: inference.GRPCInferenceService.ServerLive:input_type -> inference.ServerLiveRequest
+	4,  // 57: inference.GRPCInferenceService.ServerReady:input_type -> inference.ServerReadyRequest
+	6,  // 58: inference.GRPCInferenceService.ServerMetadata:input_type -> inference.ServerMetadataRequest
+	8,  // 59: inference.GRPCInferenceService.ModelReady:input_type -> inference.ModelReadyRequest
+	10, // 60: inference.GRPCInferenceService.ModelMetadata:input_type -> inference.ModelMetadataRequest
+	14, // 61: inference.GRPCInferenceService.ModelInfer:input_type -> inference.ModelInferRequest
+	14, // 62: inference.GRPCInferenceService.ModelStreamInfer:input_type -> inference.ModelInferRequest
+	25, // 63: inference.GRPCInferenceService.ModelConfig:input_type -> inference.ModelConfigRequest
+	27, // 64: inference.GRPCInferenceService.ModelStatistics:input_type -> inference.ModelStatisticsRequest
+	32, // 65: inference.GRPCInferenceService.RepositoryIndex:input_type -> inference.RepositoryIndexRequest
+	35, // 66: inference.GRPCInferenceService.RepositoryModelLoad:input_type -> inference.RepositoryModelLoadRequest
+	37, // 67: inference.GRPCInferenceService.RepositoryModelUnload:input_type -> inference.RepositoryModelUnloadRequest
+	39, // 68: inference.GRPCInferenceService.SystemSharedMemoryStatus:input_type -> inference.SystemSharedMemoryStatusRequest
+	41, // 69: inference.GRPCInferenceService.SystemSharedMemoryRegister:input_type -> inference.SystemSharedMemoryRegisterRequest
+	43, // 70: inference.GRPCInferenceService.SystemSharedMemoryUnregister:input_type -> inference.SystemSharedMemoryUnregisterRequest
+	45, // 71: inference.GRPCInferenceService.CudaSharedMemoryUnregister:input_type -> inference.CudaSharedMemoryUnregisterRequest
+	3,  // 72: inference.GRPCInferenceService.ServerLive:output_type -> inference.ServerLiveResponse
+	5,  // 73: inference.GRPCInferenceService.ServerReady:output_type -> inference.ServerReadyResponse
+	7,  // 74: inference.GRPCInferenceService.ServerMetadata:output_type -> inference.ServerMetadataResponse
+	9,  // 75: inference.GRPCInferenceService.ModelReady:output_type -> inference.ModelReadyResponse
+	11, // 76: inference.GRPCInferenceService.ModelMetadata:output_type -> inference.ModelMetadataResponse
+	15, // 77: inference.GRPCInferenceService.ModelInfer:output_type -> inference.ModelInferResponse
+	16, // 78: inference.GRPCInferenceService.ModelStreamInfer:output_type -> inference.ModelStreamInferResponse
+	26, // 79: inference.GRPCInferenceService.ModelConfig:output_type -> inference.ModelConfigResponse
+	31, // 80: inference.GRPCInferenceService.ModelStatistics:output_type -> inference.ModelStatisticsResponse
+	33, // 81: inference.GRPCInferenceService.RepositoryIndex:output_type -> inference.RepositoryIndexResponse
+	36, // 82: inference.GRPCInferenceService.RepositoryModelLoad:output_type -> inference.RepositoryModelLoadResponse
+	38, // 83: inference.GRPCInferenceService.RepositoryModelUnload:output_type -> inference.RepositoryModelUnloadResponse
+	40, // 84: inference.GRPCInferenceService.SystemSharedMemoryStatus:output_type -> inference.SystemSharedMemoryStatusResponse
+	42, // 85: inference.GRPCInferenceService.SystemSharedMemoryRegister:output_type -> inference.SystemSharedMemoryRegisterResponse
+	44, // 86: inference.GRPCInferenceService.SystemSharedMemoryUnregister:output_type -> inference.SystemSharedMemoryUnregisterResponse
+	46, // 87: inference.GRPCInferenceService.CudaSharedMemoryUnregister:output_type -> inference.CudaSharedMemoryUnregisterResponse
+	72, // [72:88] is the sub-list for method output_type
+	56, // [56:72] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_inference_proto_init() }
@@ -3297,7 +3738,7 @@ func file_inference_proto_init() {
 		(*InferParameter_DoubleParam)(nil),
 		(*InferParameter_Uint64Param)(nil),
 	}
-	file_inference_proto_msgTypes[28].OneofWrappers = []any{
+	file_inference_proto_msgTypes[32].OneofWrappers = []any{
 		(*ModelRepositoryParameter_BoolParam)(nil),
 		(*ModelRepositoryParameter_Int64Param)(nil),
 		(*ModelRepositoryParameter_StringParam)(nil),
@@ -3309,7 +3750,7 @@ func file_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_inference_proto_rawDesc), len(file_inference_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   54,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
