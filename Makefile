@@ -16,7 +16,8 @@
 #   make flaky   packages with threads 20 times, others 3 times, on a loaded machine;
 #                continues where it stopped (test/repeat.sh)
 #   make man     manual pages of all verbs in out/man
-#   make deb     a Debian package in out/ (docs/operations.md)
+#   make release  Debian packages without and with DPDK, an archive, and their sums, in bin/release (docs/operations.md)
+#   make test-release  release, then the tests of it
 #   make ptx     the kernels' PTX from the .cu beside it, with nvcc or clang (PTXCC=...)
 #
 #   make build-dpdk  bin/penstock with packets from DPDK (apt-get install libdpdk-dev pkg-config)
@@ -60,14 +61,14 @@ GOTEST = $(GO) run ./internal/testing/gotest $(if $(STRICT),-strict)
 
 # Every package but those that have a target of their own. The first one takes longest,
 # so it starts first. `make check` has all of go vet.
-TESTED = -vet=off ./test/e2e $$($(GO) list ./... | grep -vE '/test/(dpdk|models|suites)$$')
+TESTED = -vet=off ./test/e2e $$($(GO) list ./... | grep -vE '/test/(dpdk|models|release|suites)$$')
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program man deb library guest-libraries examples test test-all test-models test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
+.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -99,9 +100,10 @@ bin/lib/libonnxruntime.so: go.mod
 	install -m 0755 "$$($(GO) list -m -f '{{.Dir}}' $(CARRIER))/lib/$(ORT_$(GOARCH))/libonnxruntime.so" $@
 
 # pkg-config finds DPDK. cgo would not say what is missing.
+build-dpdk: PROGRAM ?= bin/penstock
 build-dpdk: bin/lib/libonnxruntime.so
 	@pkg-config --exists libdpdk || { echo "no DPDK to build with: apt-get install libdpdk-dev pkg-config" >&2; exit 1; }
-	$(GO) build -tags "$(strip dpdk $(TAGS))" -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+	$(GO) build -tags "$(strip dpdk $(TAGS))" -trimpath -ldflags "-X main.version=$(VERSION)" -o $(PROGRAM) ./cmd/penstock
 
 # The packages that the tag changes (all with DPDK_TESTS=./...), then whole nodes on real traffic.
 DPDK_TESTS ?= $$(GO="$(GO)" test/tagged.sh dpdk tests)
@@ -116,8 +118,12 @@ test-dpdk: build-dpdk
 man: build
 	bin/penstock man out/man
 
-deb: build
-	GO="$(GO)" VERSION="$(VERSION)" configs/deb/build.sh out
+release: build
+	$(MAKE) --no-print-directory build-dpdk PROGRAM=bin/penstock-dpdk
+	GO="$(GO)" VERSION="$(VERSION)" configs/release/build.sh bin/release
+
+test-release: release
+	PENSTOCK_RELEASE=$(CURDIR)/bin/release $(GOTEST) -vet=off -count=1 $(TESTFLAGS) ./test/release
 
 examples: library
 	$(GO) build -trimpath -o bin/examples/callbacks ./examples/callbacks
@@ -157,7 +163,7 @@ check:
 race: export RAPID_CHECKS ?= $(if $(NIGHTLY),100,10)
 race: export GORACE ?= atexit_sleep_ms=50
 race: build
-	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short -skip '^TestPTX$$') -timeout 30m $$(GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu|models|suites)$$')
+	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short -skip '^TestPTX$$') -timeout 30m $$(GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu|models|release|suites)$$')
 
 soak: build examples
 	GO="$(GO)" test/repeat.sh soak $(SOAKTIME)

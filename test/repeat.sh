@@ -40,7 +40,7 @@ seconds() {
 # packages prints the tested ones of the arguments, or all, without those that need a GPU or
 # have another make target.
 packages() {
-	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./...) | grep -vE '/test/(dpdk|gpu|models|suites)$'
+	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./...) | grep -vE '/test/(dpdk|gpu|models|release|suites)$'
 }
 
 # build PACKAGE makes its test binary and prints the path.
