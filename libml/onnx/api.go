@@ -9,10 +9,11 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/onnxfile"
 )
 
 // function is a function of ONNX Runtime's C API: its index in struct OrtApi. Its parameters are integers and
-// pointers, one word each. Sessions on a CPU do not use it.
+// pointers, one word each.
 type function int
 
 // apiVersion is the version of onnxruntime_c_api.h with these indices. Later libraries keep them.
@@ -37,6 +38,7 @@ const (
 	getDimensions                    function = 62
 	getTensorTypeAndShape            function = 65
 	createMemoryInfo                 function = 68
+	createCpuMemoryInfo              function = 69
 	releaseStatus                    function = 93
 	releaseSession                   function = 95
 	releaseValue                     function = 96
@@ -50,7 +52,10 @@ const (
 	releaseIoBinding                 function = 135
 	bindInput                        function = 136
 	bindOutput                       function = 137
+	createAndRegisterAllocator       function = 144
 	addInitializer                   function = 150
+	createArenaCfg                   function = 156
+	releaseArenaCfg                  function = 157
 	addRunConfigEntry                function = 165
 	registerAllocator                function = 176
 
@@ -68,6 +73,7 @@ const (
 	sequential      = 0              // ORT_SEQUENTIAL
 	noOptimisation  = 0              // ORT_DISABLE_ALL
 	deviceAllocator = 0              // OrtDeviceAllocator
+	arenaAllocator  = 1              // OrtArenaAllocator
 	memoryDefault   = 0              // OrtMemTypeDefault
 	memoryHost      = math.MaxUint64 // OrtMemTypeCPUOutput, -1
 )
@@ -118,14 +124,14 @@ func (c *calls) setProvider(provider uint64, options [][2]string) {
 	c.do(updateCUDAProviderOptions, provider, array(&c.arguments, keys), array(&c.arguments, values), uint64(len(options)))
 }
 
-// tensor makes a tensor at an address of the GPU.
-func (c *calls) tensor(at cuda.Pointer, bytes int64, shape []int64, element int) uint64 {
-	return c.do(createTensorWithDataAsOrtValue, library.onGPU, uint64(at), uint64(bytes), array(&c.arguments, shape), uint64(len(shape)), uint64(element))
+// tensor makes a tensor at an address, in this kind of memory.
+func (c *calls) tensor(memory uint64, at cuda.Pointer, bytes int64, shape []int64, element int) uint64 {
+	return c.do(createTensorWithDataAsOrtValue, memory, uint64(at), uint64(bytes), array(&c.arguments, shape), uint64(len(shape)), uint64(element))
 }
 
 // place is tensor for a place.
-func (c *calls) place(p place) uint64 {
-	return c.tensor(p.at, int64(p.bytes), p.shape, int(elementTypes[p.dtype]))
+func (c *calls) place(memory uint64, p place) uint64 {
+	return c.tensor(memory, p.at, int64(p.bytes), p.shape, onnxfile.TypeNumber(string(p.dtype)))
 }
 
 // elements returns the shape and the elements of a tensor on the host. They are valid until the tensor is released.
@@ -145,36 +151,75 @@ func (c *calls) elements(tensor uint64, dtype models.DType) (shape []int64, data
 	return shape, bytesAt(&at, bytes)
 }
 
-// library is what all sessions on a GPU share. openProvider and startPools make it once per process.
+// library is ONNX Runtime. A process opens it once, and keeps it until it ends: the library cannot be unloaded while its threads
+// end.
 var library struct {
 	mu          sync.Mutex
+	path        string // once it is open
+	version     string
 	noMemory    uint64 // a function
 	environment uint64
-	onGPU       uint64 // kinds of memory
+	onCPU       uint64 // kinds of memory
+	onGPU       uint64
 	pinned      uint64
 	queued      uint64 // options of a run that does not wait
+	provider    bool   // the CUDA provider is loaded
 }
 
-// openProvider opens ONNX Runtime's C API and loads its CUDA provider. It calls
-// nothing of CUDA.
-func openProvider(path string) error {
+// open opens ONNX Runtime, unless it is open.
+func open() error {
 	library.mu.Lock()
 	defer library.mu.Unlock()
-	if api == nil {
-		if err := openAPI(path); err != nil {
-			return fmt.Errorf("open its API, version %d: %w", apiVersion, err)
-		}
+	if library.path != "" {
+		return nil
+	}
+	path, err := Library()
+	if err != nil {
+		return err
+	}
+	if err := openAPI(path); err != nil {
+		return fmt.Errorf("open %s: %w", path, err)
 	}
 
 	var c calls
 	defer c.release()
-	if library.environment == 0 {
-		library.environment = c.do(createEnv, loggingFatal, c.text("penstock"))
+	// Every problem is also returned as an error. Do not log it twice.
+	library.environment = c.do(createEnv, loggingFatal, c.text("penstock"))
+	library.onCPU = c.do(createCpuMemoryInfo, arenaAllocator, memoryDefault)
+	// Sessions on the CPU take the memory of their batches from one arena. The members of a worker take turns, so it
+	// holds the largest batches that run at once, not those of all members.
+	const usual = math.MaxUint64 // -1
+	arena := c.do(createArenaCfg, 0, usual, usual, usual)
+	defer releaseArenaCfg.free(arena)
+	c.do(createAndRegisterAllocator, library.environment, library.onCPU, arena)
+	if c.err != nil {
+		return fmt.Errorf("open %s: %w", path, c.err)
 	}
+	library.path = path
+	return nil
+}
+
+// loadProvider loads the CUDA provider of the open ONNX Runtime, and the libraries that it
+// needs, unless they are loaded. It calls nothing of CUDA. The members of a worker call it at the same time.
+func loadProvider() error {
+	library.mu.Lock()
+	defer library.mu.Unlock()
+	if library.provider {
+		return nil
+	}
+	if err := preloadAll(library.path, preload); err != nil {
+		return err
+	}
+	var c calls
+	defer c.release()
 	provider := c.do(createCUDAProviderOptions)
 	defer releaseCUDAProviderOptions.free(provider)
 	c.setProvider(provider, [][2]string{{"prefer_nhwc", "1"}}) // reading an option loads the library
-	return c.err
+	if c.err != nil {
+		return fmt.Errorf("%w: load the CUDA provider of %s: %w", errNoProvider, library.path, c.err)
+	}
+	library.provider = true
+	return nil
 }
 
 // startPools makes ONNX Runtime's sessions on a GPU take their memory from pools.

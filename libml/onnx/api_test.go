@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	_ "github.com/yalue/onnxruntime_go" // has the header
+
 	"github.com/penstock/penstock/internal/testing/must"
 )
 

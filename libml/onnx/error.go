@@ -104,19 +104,9 @@ var wrongShape = regexp.MustCompile(`(?:has shape|Current shape:) ?\{([\d,]*)\}.
 // unknownOperator matches a message about an operator of another library.
 var unknownOperator = regexp.MustCompile(`(\S+)\(-?\d+\) is not a registered function/op`)
 
-// summarize returns an error of ONNX Runtime as one line, without the wrapper's words and the
-// file's name: the caller adds them.
+// summarize returns an error of ONNX Runtime as one line.
 func summarize(card *models.Card, err error) error {
 	s := withoutPositions(strings.Join(strings.Fields(err.Error()), " "))
-	for _, words := range []string{
-		"Error loading temporary session: ",
-		"Error creating C session: ",
-		"Error creating C session from file: ",
-		"Error creating session: ",
-		"Load model from " + card.Model + " failed:",
-	} {
-		s = strings.TrimPrefix(s, words)
-	}
 	if reason := explainMessage(card, s); reason != "" {
 		s = reason
 	}

@@ -20,9 +20,9 @@ import (
 func experiment(t *testing.T, from, to models.DType, dims ...int64) *Experiment {
 	t.Helper()
 	m := tinymodel.Model{
-		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Type(elementTypes[from]), Dims: dims}},
-		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Type(elementTypes[to]), Dims: dims}},
-		Nodes:   []tinymodel.Node{{Op: "Cast", Inputs: []string{"x"}, Outputs: []string{"y"}, Attribute: "to", Int: int64(elementTypes[to])}},
+		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Type(typeNumber(from)), Dims: dims}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Type(typeNumber(to)), Dims: dims}},
+		Nodes:   []tinymodel.Node{{Op: "Cast", Inputs: []string{"x"}, Outputs: []string{"y"}, Attribute: "to", Int: int64(typeNumber(to))}},
 	}
 	path := filepath.Join(t.TempDir(), "model.onnx")
 	must.OK(t, os.WriteFile(path, m.Encode(), 0o600))
@@ -36,7 +36,7 @@ func experiment(t *testing.T, from, to models.DType, dims ...int64) *Experiment 
 
 // Inputs and outputs of every type have the model's values, for any batch.
 func TestExperiment(t *testing.T) {
-	for dtype := range elementTypes {
+	for _, dtype := range allTypes {
 		for _, c := range [][2]models.DType{{dtype, models.F32}, {models.F32, dtype}} {
 			e := experiment(t, c[0], c[1], tinymodel.Dynamic, 2)
 			for n := range int64(2) {
@@ -52,7 +52,7 @@ func TestExperiment(t *testing.T) {
 
 // Inputs and outputs without axes have one value.
 func TestExperimentWithoutAxes(t *testing.T) {
-	for dtype := range scalars {
+	for _, dtype := range allTypes {
 		for _, c := range [][2]models.DType{{dtype, models.F32}, {models.F32, dtype}} {
 			got, err := experiment(t, c[0], c[1]).Run([]draft.Tensor{{Name: "x", Type: string(c[0]), Values: []float64{1}}})
 			if err != nil || !slices.Equal(got[0].Values, []float64{1}) || got[0].Shape == nil || len(got[0].Shape) > 0 {
@@ -65,9 +65,7 @@ func TestExperimentWithoutAxes(t *testing.T) {
 func TestExperimentErrors(t *testing.T) {
 	e := experiment(t, models.F32, models.F16, tinymodel.Dynamic, tinymodel.Dynamic)
 	for want, x := range map[string]draft.Tensor{
-		"want a file that says all its sizes": {Name: "x", Type: "f32", Shape: []int64{1, 1}, Values: []float64{0}},
-		"its type is string":                  {Name: "x", Type: "string", Shape: []int64{1, 1}, Values: []float64{0}},
-		"it has no axes and type f16":         {Name: "x", Type: "f16", Values: []float64{0}},
+		"its type is string": {Name: "x", Type: "string", Shape: []int64{1, 1}, Values: []float64{0}},
 	} {
 		if _, err := e.Run([]draft.Tensor{x}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

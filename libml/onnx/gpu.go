@@ -9,8 +9,6 @@ import (
 	"os"
 	"sync"
 
-	ort "github.com/yalue/onnxruntime_go"
-
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
@@ -82,7 +80,7 @@ func newGPU(env framework.Environment, node framework.Node) *gpu {
 		env.BatchStream = env.Stream
 	}
 	return &gpu{
-		env: env, node: node, backend: onnxRuntime{}, hide: hideCompiler, preload: loadProvider, ask: newReference, version: ort.GetVersion,
+		env: env, node: node, backend: onnxRuntime{}, hide: hideCompiler, preload: loadProvider, ask: newReference, version: func() string { return library.version },
 		batches: make(map[key]*launch), sizes: make(map[int]*size), byNode: newFallback(),
 	}
 }

@@ -41,28 +41,39 @@ func (c *cpu) observe(n int) (took time.Duration, err error) {
 	for _, t := range c.card.InputTensors() {
 		inputs = append(inputs, device.HostBuffer(make([]byte, n*t.Bytes())))
 	}
-	b, err := c.bind(n, inputs, nil)
+	var b batch
+	defer b.pins.Unpin()
+	ins, err := c.places(n, inputs, &b)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, b.destroy()) }()
-	outputs, began := slices.Clone(b.outputs), time.Now()
-	if err := c.session.Run(b.inputs, outputs); err != nil {
+	var outs []place // without an address
+	for _, t := range c.card.OutputTensors() {
+		outs = append(outs, place{name: t.Name, dtype: t.Type})
+	}
+	v, err := c.session.newInvocation(ins, outs)
+	if err != nil {
 		return 0, err
 	}
-	took = time.Since(began)
-	for i, t := range c.card.OutputTensors() {
-		shape := []int64(outputs[i].GetShape())
-		err = errors.Join(err, outputs[i].Destroy())
-		if fits := len(shape) == len(t.Batch(n)) && (t.BatchAxis < 0 || shape[t.BatchAxis] == int64(n)); t.Rows != nil || i >= len(c.card.Outputs) {
-			continue
-		} else if !fits {
-			return 0, errors.Join(err, fmt.Errorf("output %q has shape %v in a batch of %d, and %v in the card without the batch", t.Name, shape, n, t.Shape))
+	defer v.close()
+	began := time.Now()
+	err = v.run(nil, func(made func(int) ([]int64, []byte)) error {
+		took = time.Since(began)
+		for i := range c.card.Outputs {
+			t := &c.card.Outputs[i]
+			if t.Rows != nil {
+				continue
+			}
+			shape, _ := made(i)
+			if len(shape) != len(t.Batch(n)) || t.BatchAxis >= 0 && shape[t.BatchAxis] != int64(n) {
+				return fmt.Errorf("output %q has shape %v in a batch of %d, and %v in the card without the batch", t.Name, shape, n, t.Shape)
+			}
+			if t.BatchAxis >= 0 {
+				shape = slices.Delete(shape, t.BatchAxis, t.BatchAxis+1)
+			}
+			t.Shape = shape
 		}
-		if t.BatchAxis >= 0 {
-			shape = slices.Delete(shape, t.BatchAxis, t.BatchAxis+1)
-		}
-		c.card.Outputs[i].Shape = shape
-	}
+		return nil
+	})
 	return took, err
 }

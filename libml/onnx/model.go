@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 
-	ort "github.com/yalue/onnxruntime_go"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/models"
@@ -94,15 +93,4 @@ func (m *fileMemory) free() {
 		_ = unix.Munmap(*m) // it was mapped
 		*m = nil
 	}
-}
-
-// elementTypes are ONNX Runtime's numbers of types.
-var elementTypes = map[models.DType]ort.TensorElementDataType{
-	models.Bool: ort.TensorElementDataTypeBool,
-	models.I8:   ort.TensorElementDataTypeInt8, models.I16: ort.TensorElementDataTypeInt16,
-	models.I32: ort.TensorElementDataTypeInt32, models.I64: ort.TensorElementDataTypeInt64,
-	models.U8: ort.TensorElementDataTypeUint8, models.U16: ort.TensorElementDataTypeUint16,
-	models.U32: ort.TensorElementDataTypeUint32, models.U64: ort.TensorElementDataTypeUint64,
-	models.F16: ort.TensorElementDataTypeFloat16, models.BF16: ort.TensorElementDataTypeBFloat16,
-	models.F32: ort.TensorElementDataTypeFloat, models.F64: ort.TensorElementDataTypeDouble,
 }

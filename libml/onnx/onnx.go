@@ -15,8 +15,8 @@
 //	share.go, prepare.go     weights that processes share; prepared/ stores them
 //	check.go                 answers compared with the CPU's; answer/ compares them
 //
-// All of them use ort.go (what the GPU path needs of ONNX Runtime), settings.go, ort_unsafe.go
-// and shim.c.
+// All of them use ort.go (what the GPU path needs of ONNX Runtime). Both paths call its C API through session.go, api.go,
+// ort_unsafe.go and shim.c.
 //
 // Without cgo the package builds, and Init returns ErrNoCgo.
 package onnx

@@ -34,7 +34,7 @@ func TestRefusedSession(t *testing.T) {
 		return
 	}
 	must.OK(t, open())
-	if err := openProvider(environment.path); err != nil {
+	if err := loadProvider(); err != nil {
 		t.Logf("it has no CUDA: %v", err) // and refuses for that
 	}
 	made, err := onnxRuntime{}.session([]byte("no model"), settings{}, new(pool))
@@ -58,7 +58,7 @@ func sessionOnCPU(t *testing.T, weights *pool, model []byte) *ortSession {
 	c.do(setIntraOpNumThreads, options, 1)
 	c.do(disableMemPattern, options)
 	c.do(addSessionConfigEntry, options, c.text("session.use_env_allocators"), c.text("1"))
-	s := &ortSession{handle: c.in(weights.all.At, createSessionFromArray, library.environment, array(&c.arguments, model), uint64(len(model)), options)}
+	s := &ortSession{memory: library.onGPU, handle: c.in(weights.all.At, createSessionFromArray, library.environment, array(&c.arguments, model), uint64(len(model)), options)}
 	must.OK(t, c.err)
 	return s
 }

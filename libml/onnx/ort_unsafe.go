@@ -15,6 +15,7 @@ package onnx
 import "C"
 
 import (
+	"fmt"
 	"runtime"
 	"unsafe"
 
@@ -59,10 +60,11 @@ func openAPI(path string) error {
 	}
 	at, _ := call(symbols[0], 0, nil)
 	base := at64(&at, 2) // struct OrtApiBase: GetApi, GetVersionString
+	version, _ := call(base[1], 0, nil)
+	library.version = textAt(version)
 	table, _ := call(base[0], 0, []uint64{apiVersion})
 	if table == 0 {
-		version, _ := call(base[1], 0, nil)
-		return &ortError{text: textAt(version)}
+		return &ortError{text: fmt.Sprintf("version %s has no API of version %d", library.version, apiVersion)}
 	}
 	api, library.noMemory = at64(&table, int(updateCUDAProviderOptionsWithValue)+1), symbols[1]
 	return nil

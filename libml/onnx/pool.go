@@ -60,6 +60,14 @@ func makePool(d cuda.Device, scratch bool) (*pool, error) {
 	return p, nil
 }
 
+// address is where the pool begins. It is 0 without a pool.
+func (p *pool) address() cuda.Pointer {
+	if p == nil {
+		return 0
+	}
+	return p.all.At
+}
+
 // close releases the pool. No work that uses it may be in flight.
 func (p *pool) close() error {
 	if p == nil || p.all.At == 0 {

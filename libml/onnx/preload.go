@@ -39,24 +39,6 @@ var cudnnParts = []struct {
 	{"libcudnn_engines_runtime_compiled.so.9", true},
 }
 
-// loadProvider loads the CUDA provider of the open ONNX Runtime, and the libraries that it
-// needs, unless they are loaded. The members of a worker call it at the same time.
-func loadProvider() error {
-	environment.mu.Lock()
-	defer environment.mu.Unlock()
-	if environment.provider {
-		return nil
-	}
-	if err := preloadAll(environment.path, preload); err != nil {
-		return err
-	}
-	if err := openProvider(environment.path); err != nil {
-		return fmt.Errorf("%w: load the CUDA provider of %s: %w", errNoProvider, environment.path, err)
-	}
-	environment.provider = true
-	return nil
-}
-
 // provider returns the path of the CUDA provider of an ONNX Runtime, and the libraries that
 // it was linked with. The error names the missing file and the remedy.
 func provider(library string) (path string, needs []string, err error) {

@@ -3,13 +3,9 @@
 package onnx
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
-
-	ort "github.com/yalue/onnxruntime_go"
 
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/framework"
@@ -146,14 +142,4 @@ func (r *rowsOutput) owners(shape []int64, data []byte, n int) (owners []int, er
 		return owners, nil
 	}
 	return nil, fmt.Errorf("want rows of shape %v, as in the card", r.Shape[1:])
-}
-
-// encoded returns the elements of a tensor in little endian, or nothing if they are no numbers.
-func encoded(v ort.Value) []byte {
-	get := reflect.ValueOf(v).MethodByName("GetData") // of Tensor[T] and Scalar[T], for every T
-	if !get.IsValid() {
-		return nil
-	}
-	data, _ := binary.Append(nil, binary.LittleEndian, get.Call(nil)[0].Interface()) // it knows all numbers
-	return data
 }

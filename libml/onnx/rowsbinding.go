@@ -4,7 +4,6 @@ package onnx
 
 import (
 	"cmp"
-	"errors"
 	"runtime"
 	"slices"
 
@@ -12,20 +11,73 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// rowsBinding is a binding on a GPU with outputs whose rows depend on what is in the images (rows.go). ONNX Runtime
-// allocates these and their counts on the host. The rows are split there, and copied to their places on the GPU. A
-// run waits for its batch.
-type rowsBinding struct {
-	session uint64
-	stream  cuda.Stream
-	n       int
+// invocation runs a session without a binding. ONNX Runtime makes the outputs whose place has no address, on the host.
+type invocation struct {
+	session *ortSession
 	outputs []place
 
-	names                   arguments
+	arguments                        // names
 	inputNames, outputNames []uint64 // texts of C
 	inputs, results         []uint64 // tensors; 0: ONNX Runtime makes it
+}
 
-	hosted [][]byte // by output; nil if it is on the GPU
+func (s *ortSession) newInvocation(inputs, outputs []place) (*invocation, error) {
+	var c calls
+	defer c.release()
+	v := &invocation{session: s, outputs: outputs}
+	for _, p := range inputs {
+		v.inputNames, v.inputs = append(v.inputNames, v.text(p.name)), append(v.inputs, c.place(s.memory, p))
+	}
+	for _, p := range outputs {
+		result := uint64(0)
+		if p.at != 0 {
+			result = c.place(s.memory, p)
+		}
+		v.outputNames, v.results = append(v.outputNames, v.text(p.name)), append(v.results, result)
+	}
+	if c.err != nil {
+		v.close()
+		return nil, c.err
+	}
+	return v, nil
+}
+
+// run calls use with the outputs that ONNX Runtime has made. Their shapes and elements are valid until it returns.
+func (v *invocation) run(scratch *pool, use func(made func(output int) (shape []int64, data []byte)) error) error {
+	var c calls
+	defer c.release()
+	results := slices.Clone(v.results)
+	c.in(scratch.address(), run, v.session.handle, 0, array(&c.arguments, v.inputNames), array(&c.arguments, v.inputs), uint64(len(v.inputs)),
+		array(&c.arguments, v.outputNames), uint64(len(results)), array(&c.arguments, results))
+	defer func() {
+		for i, made := range results {
+			if v.results[i] == 0 {
+				releaseValue.free(made)
+			}
+		}
+	}()
+	if c.err != nil {
+		return c.err
+	}
+	err := use(func(output int) ([]int64, []byte) { return c.elements(results[output], v.outputs[output].dtype) })
+	return cmp.Or(c.err, err)
+}
+
+func (v *invocation) close() {
+	for _, value := range slices.Concat(v.inputs, v.results) {
+		releaseValue.free(value)
+	}
+	v.release()
+}
+
+// rowsBinding is a binding with outputs whose rows depend on what is in the images (rows.go). ONNX Runtime
+// allocates these and their counts on the host. The rows are split there, and copied to their places on a GPU. A
+// run waits for its batch.
+type rowsBinding struct {
+	*invocation
+	to     []cuda.Pointer // of each output
+	n      int
+	hosted [][]byte // by output; nil if it is at its place
 	rows   []rowsOutput
 }
 
@@ -38,77 +90,59 @@ func isHosted(outputs []place, o place) bool {
 	return o.tensor.Rows != nil || slices.ContainsFunc(outputs, func(p place) bool { return p.tensor.Rows != nil && p.tensor.Rows.Count == o.name })
 }
 
-func (s *ortSession) bindRows(inputs, outputs []place) (binding, error) {
-	var c calls
-	defer c.release()
-	b := &rowsBinding{session: s.handle, stream: s.stream, outputs: outputs, hosted: make([][]byte, len(outputs))}
-	for _, p := range inputs {
-		b.inputNames, b.inputs = append(b.inputNames, b.names.text(p.name)), append(b.inputs, c.place(p))
-	}
+func (s *ortSession) bindRows(inputs, outputs []place) (_ binding, err error) {
+	b := &rowsBinding{hosted: make([][]byte, len(outputs))}
 	var tensors []models.Tensor
+	made := slices.Clone(outputs)
 	for i, p := range outputs {
-		b.outputNames, b.results, tensors = append(b.outputNames, b.names.text(p.name)), append(b.results, 0), append(tensors, *p.tensor)
-		if isHosted(outputs, p) {
-			b.hosted[i], b.n = make([]byte, p.bytes), p.bytes/p.tensor.Bytes()
-		} else {
-			b.results[i] = c.place(p)
+		b.to, tensors = append(b.to, p.at), append(tensors, *p.tensor)
+		if !isHosted(outputs, p) {
+			continue
+		}
+		b.n, made[i].at = p.bytes/p.tensor.Bytes(), 0
+		if b.hosted[i] = make([]byte, p.bytes); s.memory == library.onCPU {
+			b.hosted[i] = cuda.Bytes(p.at, p.bytes)
 		}
 	}
 	b.rows = rowsOutputs(tensors, b.hosted)
-	if c.err != nil {
-		b.close()
-		return nil, c.err
-	}
-	return b, nil
+	b.invocation, err = s.newInvocation(inputs, made)
+	return b, err
 }
 
 func (b *rowsBinding) run(scratch *pool) error {
-	var c calls
-	defer c.release()
-	results := slices.Clone(b.results)
-	c.in(scratch.all.At, run, b.session, 0, array(&c.arguments, b.inputNames), array(&c.arguments, b.inputs), uint64(len(b.inputs)),
-		array(&c.arguments, b.outputNames), uint64(len(results)), array(&c.arguments, results))
-	defer func() {
-		for i, made := range results {
-			if b.results[i] == 0 {
-				releaseValue.free(made)
+	var many error // about images
+	err := b.invocation.run(scratch, func(made func(int) ([]int64, []byte)) error {
+		for i, o := range b.outputs {
+			if b.hosted[i] != nil && o.tensor.Rows == nil {
+				_, counts := made(i)
+				copy(b.hosted[i], counts)
 			}
 		}
-	}()
-	if c.err != nil {
-		return c.err
-	}
-
-	for i, o := range b.outputs {
-		if b.hosted[i] != nil && o.tensor.Rows == nil {
-			_, counts := c.elements(results[i], o.dtype)
-			copy(b.hosted[i], counts)
+		err := splitRows(b.rows, b.n, made)
+		if isAboutImages(err) {
+			err, many = nil, err
 		}
+		return err
+	})
+	if err == nil {
+		err = b.upload()
 	}
-	err := splitRows(b.rows, b.n, func(output int) ([]int64, []byte) { return c.elements(results[output], b.outputs[output].dtype) })
-	if c.err != nil || err != nil && !isAboutImages(err) {
-		return errors.Join(c.err, err)
-	}
-	return cmp.Or(b.upload(), err)
+	return cmp.Or(err, many)
 }
 
-// upload copies the outputs on the host to their places on the GPU.
+// upload copies the outputs on the host to their places on a GPU.
 func (b *rowsBinding) upload() error {
+	if b.session.memory == library.onCPU {
+		return nil
+	}
 	defer runtime.KeepAlive(b.hosted)
 	for i, data := range b.hosted {
 		if len(data) == 0 {
 			continue
 		}
-		if err := b.stream.Copy(b.outputs[i].at, cuda.At(data), len(data)); err != nil {
+		if err := b.session.stream.Copy(b.to[i], cuda.At(data), len(data)); err != nil {
 			return err
 		}
 	}
-	return b.stream.Synchronize()
-}
-
-func (b *rowsBinding) close() {
-	for _, value := range slices.Concat(b.inputs, b.results) {
-		releaseValue.free(value)
-	}
-	b.names.release()
+	return b.session.stream.Synchronize()
 }

@@ -34,10 +34,10 @@ type initializer struct {
 	element int // ONNXTensorElementDataType
 }
 
-// sessionOptions are ONNX Runtime's options of a session.
+// sessionOptions are ONNX Runtime's options of all sessions.
 var sessionOptions = [][2]string{
-	{"session.use_env_allocators", "1"},                    // our pools
-	{"session.use_device_allocator_for_initializers", "1"}, // for weights too
+	{"session.use_env_allocators", "1"}, // the arena, and our pools
+	// Threads that spin between two operators use the CPU time of the next batch.
 	{"session.intra_op.allow_spinning", "0"},
 	{"session.inter_op.allow_spinning", "0"},
 }

@@ -116,6 +116,9 @@ const (
 // types are names of TensorProto.DataType.
 var types = [...]string{"undefined", "f32", "u8", "i8", "u16", "i16", "i32", "i64", "string", "bool", "f16", "f64", "u32", "u64", "complex64", "complex128", "bf16"}
 
+// TypeNumber returns the TensorProto.DataType of a models.DType. ONNX Runtime's C API has the same numbers.
+func TypeNumber(name string) int { return slices.Index(types[:], name) }
+
 // Read reads what an ONNX file says about itself. It does not read weights, and the model does not run.
 func Read(path string) (*Model, error) {
 	if known := Describe(path); known != "" {
