@@ -173,10 +173,6 @@ func (p Picture) Check(total, largest int) error {
 		return fmt.Errorf("picture is %d x %d of %s, and the function takes only its card's pictures; set its max_picture", p.Width, p.Height, p.Format)
 	case err != nil:
 		return err
-	case max(p.Width, p.Height) > math.MaxUint16:
-		return fmt.Errorf("picture has %d x %d pixels, want at most %d on each side", p.Width, p.Height, math.MaxUint16)
-	case p.Stride > MaxStride:
-		return fmt.Errorf("picture has a stride of %d bytes, want at most %d", p.Stride, MaxStride)
 	case size > largest:
 		return fmt.Errorf("picture of %d x %d of %s has %d bytes, and the function takes at most %d", p.Width, p.Height, p.Format, size, largest)
 	case size != total:
@@ -189,7 +185,7 @@ func (p Picture) Check(total, largest int) error {
 func (p Picture) Bytes() (int, error) {
 	l, ok := p.Format.Layout()
 	if !ok {
-		return 0, fmt.Errorf("picture has format %d, which is unknown", uint8(p.Format))
+		return 0, fmt.Errorf("picture has format %d, which is unknown; want one of docs/wire.md", uint8(p.Format))
 	}
 	row, rows := p.RowBytes(), p.Height
 	switch p.Format {
@@ -199,18 +195,18 @@ func (p Picture) Bytes() (int, error) {
 		rows /= 2
 	}
 	switch {
-	case p.Width < 1 || p.Height < 1:
-		return 0, fmt.Errorf("picture has %d x %d pixels", p.Width, p.Height)
+	case min(p.Width, p.Height) < 1 || max(p.Width, p.Height) > math.MaxUint16:
+		return 0, fmt.Errorf("picture has %d x %d pixels, want 1 to %d on each side", p.Width, p.Height, math.MaxUint16)
 	case l.EvenWidth && p.Width%2 != 0, l.EvenHeight && p.Height%2 != 0:
 		return 0, fmt.Errorf("picture has %d x %d pixels, want even numbers for %s", p.Width, p.Height, l.Name)
 	case l.Bayer && (p.Width < 4 || p.Height < 4):
 		return 0, fmt.Errorf("picture has %d x %d pixels, want at least 4 x 4 for %s", p.Width, p.Height, l.Name)
 	case !p.Colours.known():
-		return 0, fmt.Errorf("picture has colours %d, which are unknown", p.Colours)
+		return 0, fmt.Errorf("picture has colours %d, which are unknown; want 0 to 2, or 4 to 6", p.Colours)
 	case p.Stride == 0:
 		return rows * row, nil
-	case p.Stride < row:
-		return 0, fmt.Errorf("picture has a stride of %d bytes, and a row of %d pixels of %s has %d", p.Stride, p.Width, l.Name, row)
+	case p.Stride < row || p.Stride > MaxStride:
+		return 0, fmt.Errorf("picture has a stride of %d bytes, want %d to %d for %d pixels of %s", p.Stride, row, MaxStride, p.Width, l.Name)
 	case p.Format == FormatI420 && p.Stride%2 != 0:
 		return 0, fmt.Errorf("picture has a stride of %d bytes, want an even number for %s", p.Stride, l.Name)
 	}

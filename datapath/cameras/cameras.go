@@ -131,7 +131,7 @@ const (
 	badWidth
 	// interlaced: the camera sends half of the lines at a time.
 	interlaced
-	// badGroup: a line has a part of A bytes, which does not begin or end with whole pixels.
+	// badGroup: a line has a part of A bytes, which does not begin and end with a group.
 	badGroup
 	// changed: pixels came before the leader of a picture of B bytes. The camera's picture before had A.
 	changed
@@ -178,7 +178,8 @@ func (r *Reader) Explain(f Refusal) string {
 	case changed:
 		return fmt.Sprintf("the camera changed from pictures of %d bytes to %d, and its packets arrive in another order; want one format and size", f.A, f.B)
 	case badGroup:
-		return fmt.Sprintf("the camera sends %d bytes of a line, which are no whole pixels, %s", f.A, want)
+		g := r.group()
+		return fmt.Sprintf("the camera sends %d bytes of a line, which divide a group (%d bytes, %d x %d pixels), %s", f.A, g.bytes, g.width, g.height, want)
 	}
 	return ""
 }

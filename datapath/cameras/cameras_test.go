@@ -142,8 +142,8 @@ func TestGVSPShapes(t *testing.T) {
 		{0x010a0058, 6, 4, 0, "the camera sends 6 x 4 BayerRG10p: lines of 6 pixels end within a byte; want a multiple of 4"},
 		{0x010c0006, 3, 4, 0, "lines of 3 pixels end within a byte; want a multiple of 2"},
 		{0x01080001, 0, 4, 0, "picture has 0 x 4 pixels"},
-		{0x01080001, 1 << 31, 1 << 31, 0, "want at most 65535 on each side"},
-		{0x01100005, 1<<32 - 1, 1<<32 - 1, 0xffff, "want at most 65535 on each side"},
+		{0x01080001, 1 << 31, 1 << 31, 0, "want 1 to 65535 on each side"},
+		{0x01100005, 1<<32 - 1, 1<<32 - 1, 0xffff, "want 1 to 65535 on each side"},
 	} {
 		p, err := read(&any, bytesOf(t, leaderOf(row.code, row.width, row.height, row.padding)))
 		if got := any.Explain(p.Refusal); err != nil || !strings.Contains(got, row.want) {
@@ -233,7 +233,7 @@ func TestRFC4175Refusals(t *testing.T) {
 		{"shorter lines in one packet", rtp(0x80, 96, "0000 0009 0000 8000 0009 0001 0000 010203040506070809 010203040506070809"), "the camera's lines end after 3 pixels" + want},
 		{"shorter lines", rtp(0x80, 0x80|96, "0000 0003 0002 0002 010203"), "the camera's pictures end after 3 lines of 3 pixels" + want},
 		{"interlaced", rtp(0x80, 96, "0000 0003 8000 0000 010203"), "the camera sends interlaced video, want progressive"},
-		{"pixels of another size", rtp(0x80, 96, "0000 0004 0000 0000 01020304"), "the camera sends 4 bytes of a line, which are no whole pixels" + want},
+		{"pixels of another size", rtp(0x80, 96, "0000 0004 0000 0000 01020304"), "the camera sends 4 bytes of a line, which divide a group (3 bytes, 1 x 1 pixels)" + want},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			p, err := read(&video, bytesOf(t, row.packet))
@@ -291,9 +291,9 @@ func TestGroups(t *testing.T) {
 		{"RGB of 10 bits", &rgb10, rtp(0x80, 96, "0000 000f 0001 0004 0102030405 0102030405 0102030405"), 45, 15, ""},
 		{"4:2:0", &fours, rtp(0x80, 96, "0000 0006 0000 8002 0006 0002 0000 010203040506 010203040506"), 6, 12, ""},
 		{"end of 4:2:0", &fours, rtp(0x80, 0x80|96, "0000 000c 0004 0000 010203040506 010203040506"), 24, 12, ""},
-		{"half a group", &deep, rtp(0x80, 96, "0000 0003 0000 0000 010203"), 0, 0, "the camera sends 3 bytes of a line, which are no whole pixels, want 4 x 3 uyvy10"},
-		{"first pixel within a group", &video8, rtp(0x80, 96, "0000 0004 0000 0001 01020304"), 0, 0, "the camera sends 4 bytes of a line, which are no whole pixels, want 4 x 3 uyvy"},
-		{"line within a group", &fours, rtp(0x80, 96, "0000 0006 0001 0000 010203040506"), 0, 0, "the camera sends 6 bytes of a line, which are no whole pixels, want 4 x 6 yyyyuv"},
+		{"half a group", &deep, rtp(0x80, 96, "0000 0003 0000 0000 010203"), 0, 0, "the camera sends 3 bytes of a line, which divide a group (5 bytes, 2 x 1 pixels), want 4 x 3 uyvy10"},
+		{"first pixel within a group", &video8, rtp(0x80, 96, "0000 0004 0000 0001 01020304"), 0, 0, "the camera sends 4 bytes of a line, which divide a group (4 bytes, 2 x 1 pixels), want 4 x 3 uyvy"},
+		{"line within a group", &fours, rtp(0x80, 96, "0000 0006 0001 0000 010203040506"), 0, 0, "the camera sends 6 bytes of a line, which divide a group (6 bytes, 2 x 2 pixels), want 4 x 6 yyyyuv"},
 		{"lines too long", &fours, rtp(0x80, 96, "0000 0006 0000 0004 010203040506"), 0, 0, "the camera's lines have at least 6 pixels, want 4 x 6 yyyyuv"},
 		{"fewer lines", &fours, rtp(0x80, 0x80|96, "0000 0006 0002 0002 010203040506"), 0, 0, "the camera's pictures end after 4 lines of 4 pixels, want 4 x 6 yyyyuv"},
 	} {

@@ -2,6 +2,7 @@ package cameras
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/penstock/penstock/wire"
 )
@@ -115,6 +116,15 @@ func (r *Reader) group() group {
 	}
 	g.bytes = g.width * l.Samples * l.Bits / 8
 	return g
+}
+
+// Check returns an error if no camera can send pictures of the reader's shape, or they are larger than the largest.
+func (r *Reader) Check(largest int) error {
+	g := r.group()
+	if err := r.Shape.Check(r.PictureBytes(), largest); err != nil || r.Format != RFC4175 || r.Shape.Width%g.width == 0 {
+		return err
+	}
+	return fmt.Errorf("picture has a width of %d pixels, want a multiple of %d for %s", r.Shape.Width, g.width, r.Shape.Format)
 }
 
 // refuseLine says why no picture that the model takes has that part of a line.

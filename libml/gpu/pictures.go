@@ -118,8 +118,6 @@ func (s *slot) describePicture(d *Device, req device.Request, picture wire.Pictu
 		return -1, errOwnPicture
 	case bytes > p.room:
 		return -1, fmt.Errorf("%w: it has %d bytes, want at most %d", device.ErrPicture, bytes, p.room)
-	case max(picture.Width, picture.Height) > math.MaxUint16:
-		return -1, fmt.Errorf("%w: it has %d x %d pixels, want at most %d on each side", device.ErrPicture, picture.Width, picture.Height, math.MaxUint16)
 	}
 	place := s.sampled.used
 	if place+bytes > p.room {

@@ -36,7 +36,10 @@ func checkCamera(c *configs.Function, in *models.Input) error {
 	case r.Shape.Format == 0:
 		return nil
 	}
-	return r.Shape.Check(r.PictureBytes(), maxRequestBytes)
+	if err := r.Check(maxRequestBytes); err != nil {
+		return fmt.Errorf("is %s, whose %w", c.Format, err)
+	}
+	return nil
 }
 
 // maxCameraSide is the max width and height of a picture in both formats: RFC 4175 has 15 bits for

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -164,11 +165,14 @@ const maxRequestBytes = wire.MaxFragments * wire.DefaultFragmentBytes
 
 // checkMaxPicture returns an error if clients cannot send a model pictures of other formats and sizes.
 func checkMaxPicture(c *configs.Function, card *models.Card) error {
+	width, height := c.MaxPicture.Size()
 	switch size := c.MaxPicture.Bytes(); {
 	case size == 0:
 		return nil
 	case !card.Input.IsPicture():
 		return fmt.Errorf("is %s, and model %s takes %d channels of %s; want a model that takes pictures (u8, 1 or 3 channels), or leave the key out", c.MaxPicture, card.Name, card.Input.Channels, card.Input.WireType)
+	case max(width, height) > math.MaxUint16:
+		return fmt.Errorf("is %s; want at most %d pixels on each side", c.MaxPicture, math.MaxUint16)
 	case size > maxRequestBytes:
 		return fmt.Errorf("is %s, or %d bytes; want at most %d", c.MaxPicture, size, maxRequestBytes)
 	}

@@ -87,6 +87,7 @@ func TestMaxPicture(t *testing.T) {
 		"tensor":  {configs.Function{MaxPicture: "1920x1200"}, tensor, "is 1920x1200, and model test takes 3 channels of f32"},
 		"camera":  {configs.Function{MaxPicture: "1920x1200", Format: configs.FormatGVSP}, picture, ""},
 		"large":   {configs.Function{MaxPicture: "4096x4096"}, picture, "or 67108864 bytes; want at most 67107840"},
+		"wide":    {configs.Function{MaxPicture: "65536x1"}, picture, "is 65536x1; want at most 65535 pixels on each side"},
 	} {
 		err := checkMaxPicture(&row.function, row.card)
 		if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {

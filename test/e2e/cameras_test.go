@@ -218,7 +218,7 @@ functions:
 	send("size", "rgb24", "32x48")
 	awaitRefusal(t, nd, "size", "the camera's lines end after 32 pixels"+videoWant)
 	send("pixels", "uyvy422", "64x48")
-	awaitRefusal(t, nd, "pixels", "the camera sends 128 bytes of a line, which are no whole pixels"+videoWant)
+	awaitRefusal(t, nd, "pixels", "the camera sends 128 bytes of a line, which divide a group (3 bytes, 1 x 1 pixels)"+videoWant)
 }
 
 // TestCameraUYVY sends a photo in UYVY. The model finds the face in it.
