@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -101,6 +102,41 @@ func (b *harness) eventually(what string, is func() bool) {
 	b.t.Helper()
 	wait.For(b.t, what, is)
 }
+
+// Check verifies invariants: the queues count the requests that are in flight, none is lost,
+// each datagram was counted once, and no memory is held without a request.
+func (p *Port) Check() error {
+	r := p.Requests()
+	datagrams := r.Fragments + r.Greeted
+	for _, n := range append(r.Malformed[:], r.Dropped[:]...) {
+		datagrams += n
+	}
+	if datagrams != r.Datagrams || r.Gathering+r.InFlight == 0 && r.HeldBytes > 0 {
+		return fmt.Errorf("%d datagrams came, %d are accounted for; %d bytes are held: %+v", r.Datagrams, datagrams, r.HeldBytes, r)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	flying := make([]int, len(p.queues))
+	total := uint64(0)
+	for slot := range p.flights {
+		if q := p.flights[slot].queue; q != nil {
+			flying[q.index]++
+			total++
+		}
+	}
+	for i, q := range p.queues {
+		if q.inFlight != flying[i] {
+			return fmt.Errorf("queue %d counts %d requests in flight, %d are", i, q.inFlight, flying[i])
+		}
+	}
+	if accepted := p.counters.accepted.Load(); p.ended+total != accepted {
+		return fmt.Errorf("%d requests ended and %d are in flight, of %d accepted", p.ended, total, accepted)
+	}
+	return nil
+}
+
+// InFlight returns how many requests are complete and not answered.
+func (p *Port) InFlight() int { return p.Stats().InFlight }
 
 // settled checks that nothing is left over: each accepted request was answered once, and
 // its memory is free.

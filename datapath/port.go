@@ -305,17 +305,6 @@ func (p *Port) GiveUp() {
 	}
 }
 
-// InFlight returns how many requests are complete and not answered.
-func (p *Port) InFlight() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n := 0
-	for _, q := range p.queues {
-		n += q.inFlight
-	}
-	return n
-}
-
 // Pending returns how many requests have begun and not ended.
 func (p *Port) Pending() int {
 	s := p.Requests()

@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"fmt"
 	"sync/atomic"
 
 	"github.com/penstock/penstock/datapath/aggregate"
@@ -77,36 +76,4 @@ func (p *Port) Stats() Stats {
 		s.InFlight += q.inFlight
 	}
 	return s
-}
-
-// Check verifies invariants: the queues count the requests that are in flight, none is lost,
-// each datagram was counted once, and no memory is held without a request.
-func (p *Port) Check() error {
-	r := p.Requests()
-	datagrams := r.Fragments + r.Greeted
-	for _, n := range append(r.Malformed[:], r.Dropped[:]...) {
-		datagrams += n
-	}
-	if datagrams != r.Datagrams || r.Gathering+r.InFlight == 0 && r.HeldBytes > 0 {
-		return fmt.Errorf("%d datagrams came, %d are accounted for; %d bytes are held: %+v", r.Datagrams, datagrams, r.HeldBytes, r)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	flying := make([]int, len(p.queues))
-	total := uint64(0)
-	for slot := range p.flights {
-		if q := p.flights[slot].queue; q != nil {
-			flying[q.index]++
-			total++
-		}
-	}
-	for i, q := range p.queues {
-		if q.inFlight != flying[i] {
-			return fmt.Errorf("queue %d counts %d requests in flight, %d are", i, q.inFlight, flying[i])
-		}
-	}
-	if accepted := p.counters.accepted.Load(); p.ended+total != accepted {
-		return fmt.Errorf("%d requests ended and %d are in flight, of %d accepted", p.ended, total, accepted)
-	}
-	return nil
 }

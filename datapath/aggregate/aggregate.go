@@ -68,9 +68,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Table receives the descriptors for inference functions: *shm.Table. New calls Fragments once
-// for each slot. Each of several aggregators calls it for every slot, and writes only to
-// slots that it has taken.
+// Table receives the descriptors for inference functions: *shm.Table. Each of several
+// aggregators calls Fragments once for each slot, and writes only to slots that it has taken.
 type Table interface {
 	// Fragments returns a slot's descriptors, Config.MaxFragments of them, to be written in place.
 	Fragments(slot uint32) []shm.Fragment
@@ -185,12 +184,6 @@ const (
 
 // live reports whether a slot has a request that was not answered.
 func (r *request) live() bool { return r.state > stateAnswered }
-
-// New makes an aggregator over a slab's memory. It panics if the configuration is invalid
-// (see Config.Validate), or the table does not match it.
-func New(config Config, memory []byte, table Table) *Aggregator {
-	return NewSeveral(1, config, memory, table)[0]
-}
 
 func newAggregator(config Config, memory []byte, table Table, shared *common) *Aggregator {
 	a := &Aggregator{

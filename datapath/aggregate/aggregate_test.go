@@ -840,7 +840,7 @@ func TestValidateNamesWhatIsWrong(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("%s: New does not panic", name)
+					t.Errorf("%s: NewSeveral does not panic", name)
 				}
 			}()
 			New(c, nil, newPaper(max(c.Slots, 0), max(c.MaxFragments, 0)))

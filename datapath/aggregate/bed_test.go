@@ -12,6 +12,11 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
+// New makes the only aggregator of a function.
+func New(config Config, memory []byte, table Table) *Aggregator {
+	return NewSeveral(1, config, memory, table)[0]
+}
+
 var _ Table = (*shm.Table)(nil)
 
 // failer is *testing.T, *rapid.T, or that of *testing.F.

@@ -134,7 +134,7 @@ func (c Config) withDefaults() Config {
 // errConfig is wrapped by what Validate returns.
 var errConfig = errors.New("bad aggregation options")
 
-// Validate returns the error with which New would panic.
+// Validate returns the error with which NewSeveral would panic.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	wrong := func(format string, args ...any) error {

@@ -100,7 +100,7 @@ func (c *common) leave(at uint32) {
 //
 // Each aggregator belongs to the holder of its own lock; several may be called at the same
 // time. Each remembers its own ended requests, as many as Config allows. NewSeveral panics
-// like New.
+// if the configuration is invalid (see Config.Validate), or the table does not match it.
 func NewSeveral(n int, config Config, memory []byte, table Table) []*Aggregator {
 	config = config.withDefaults()
 	if err := config.Validate(); err != nil {

@@ -60,7 +60,7 @@ func (d Drop) String() string {
 	return "unknown"
 }
 
-// Stats holds counters since New. Datagrams is the sum of Fragments, Greeted, Malformed and
+// Stats holds counters since NewSeveral. Datagrams is the sum of Fragments, Greeted, Malformed and
 // Dropped. Begun is the sum of Complete, Incomplete, Evicted and Gathering.
 type Stats struct {
 	Datagrams uint64

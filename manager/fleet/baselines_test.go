@@ -101,7 +101,7 @@ func TestWithoutSharesEvenLoad(t *testing.T) {
 	for tag := range uint64(9) {
 		s.Send(tag)
 	}
-	bed.eventually("all are published", func() bool { return fn.port.InFlight() == 9 })
+	bed.eventually("all are published", func() bool { return fn.port.Stats().InFlight == 9 })
 	for i, in := range fn.instances {
 		if n := in.queue.Arrivals(); n != 3 {
 			t.Errorf("instance %d has %d requests of 9, want 3", i, n)

@@ -132,7 +132,7 @@ func TestFaultTwiceHoldsFunction(t *testing.T) {
 	f := &bed{b.functions.find("bad"), t}
 	s := f.dial()
 	s.Send(1)
-	f.eventually("it is published", func() bool { return f.port.InFlight() == 1 })
+	f.eventually("it is published", func() bool { return f.port.Stats().InFlight == 1 })
 	b.fault("bad")
 	b.turns()
 
@@ -165,8 +165,8 @@ func TestFaultTwiceHoldsFunction(t *testing.T) {
 	_, c := b.consumer("bad")
 	for answered := false; !answered; {
 		s.Send(3)
-		f.eventually("it is answered or published", func() bool { return s.Ended() > 0 || f.port.InFlight() > 0 })
-		if f.port.InFlight() > 0 {
+		f.eventually("it is answered or published", func() bool { return s.Ended() > 0 || f.port.Stats().InFlight > 0 })
+		if f.port.Stats().InFlight > 0 {
 			c.Answer(append(c.Recover(nil), c.Await(1)...), nil)
 		}
 		answered = s.Next().Status == client.StatusOK

@@ -25,7 +25,7 @@ func TestHangMessage(t *testing.T) {
 	before, _ := b.serves("a")
 	bed := &bed{f, t}
 	bed.dial().Send(1)
-	bed.eventually("the request is there", func() bool { return f.port.InFlight() == 1 })
+	bed.eventually("the request is there", func() bool { return f.port.Stats().InFlight == 1 })
 	// A process that loads its model is not taken for one that hangs.
 	b.loaded("a", &control.Residency{State: control.Loading})
 	in.watch(max(in.queue.Oldest(), in.ringSince) + f.hangTimeout)
@@ -63,7 +63,7 @@ func TestUnansweredRequest(t *testing.T) {
 	b.eventually("the request is published", func() bool { return in.queue.Oldest() != 0 })
 	published := in.queue.Oldest()
 	in.watch(published + 2*b.hangTimeout - 1)
-	if n := b.port.InFlight(); n != 1 {
+	if n := b.port.Stats().InFlight; n != 1 {
 		t.Fatalf("%d requests in flight before patience ends, want 1", n)
 	}
 	in.watch(published + 2*b.hangTimeout + 1)

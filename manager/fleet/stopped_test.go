@@ -67,7 +67,7 @@ func TestFailOver(t *testing.T) {
 			signalStop(t, b, standby, c.shadow)
 
 			b.dial().Send(1)
-			b.eventually("the request is in flight", func() bool { return f.port.InFlight() == 1 })
+			b.eventually("the request is in flight", func() bool { return f.port.Stats().InFlight == 1 })
 			time.Sleep(30 * time.Millisecond) // longer than the short objective
 			now := runclock.Now()
 			in.watch(now)

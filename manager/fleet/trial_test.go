@@ -175,7 +175,7 @@ func TestAdditionFailureAnswers(t *testing.T) {
 	for tag := range uint64(3) {
 		s.Send(tag)
 	}
-	f.eventually("the requests are there", func() bool { return f.port.InFlight() == 3 })
+	f.eventually("the requests are there", func() bool { return f.port.Stats().InFlight == 3 })
 	began := shm.Now()
 	b.cannotStart("b", "no memory for the model")
 	for tag, status := range s.Statuses(3) {

@@ -143,10 +143,10 @@ func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err
 	}
 	defer table.Close()
 	requestBytes := fragments * fragmentBytes
-	a := aggregate.New(aggregate.Config{
+	a := aggregate.NewSeveral(1, aggregate.Config{
 		Slots: int(g.Slots), RequestBytes: requestBytes, MaxFragments: int(g.MaxFragments), MinFragmentBytes: fragmentBytes,
 		SLO: 10 * time.Second,
-	}, src.Slab().Bytes(), table)
+	}, src.Slab().Bytes(), table)[0]
 
 	s, err := newIngestSender(src.LocalAddr(), fragments, fragmentBytes)
 	if err != nil {

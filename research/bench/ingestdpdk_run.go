@@ -123,10 +123,10 @@ func newIngestEnd(src ingest.Source, fragments, fragmentBytes int, slo, deadline
 	}
 	return &ingestEnd{
 		table: table, src: src, batch: make([]ingest.Datagram, 256), answer: wire.Result{Kind: wire.KindRaw},
-		aggregate: aggregate.New(aggregate.Config{
+		aggregate: aggregate.NewSeveral(1, aggregate.Config{
 			Slots: int(g.Slots), RequestBytes: fragments * fragmentBytes, MaxFragments: int(g.MaxFragments), MinFragmentBytes: fragmentBytes,
 			SLO: slo, Deadline: deadline,
-		}, src.Slab().Bytes(), table),
+		}, src.Slab().Bytes(), table)[0],
 	}, nil
 }
 
