@@ -15,7 +15,7 @@ func alignedBytes(n int) []byte {
 
 // word returns argument i as a T, in the machine's byte order, which is also the
 // device's.
-func word[T uint32 | float32 | uint64](a *Args, i int) *T {
+func word[T uint32 | uint64](a *Args, i int) *T {
 	var t T
 	if int(a.sizes[i]) != int(unsafe.Sizeof(t)) {
 		panic(fmt.Sprintf("cuda: argument %d is of %d bytes, not %d", i, a.sizes[i], unsafe.Sizeof(t)))
@@ -28,6 +28,3 @@ func (a *Args) SetUint64(i int, v uint64) { *word[uint64](a, i) = v }
 
 // SetUint32 sets argument i, of 4 bytes.
 func (a *Args) SetUint32(i int, v uint32) { *word[uint32](a, i) = v }
-
-// SetFloat32 sets argument i, of 4 bytes.
-func (a *Args) SetFloat32(i int, v float32) { *word[float32](a, i) = v }

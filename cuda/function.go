@@ -89,7 +89,6 @@ var (
 	cuModuleLoadDataEx  = need("cuModuleLoadDataEx")
 	cuModuleUnload      = need("cuModuleUnload")
 	cuModuleGetFunction = need("cuModuleGetFunction")
-	cuFuncGetParamInfo  = may("cuFuncGetParamInfo")
 	cuLaunchKernel      = need("cuLaunchKernel")
 
 	cuStreamBeginCapture        = may("cuStreamBeginCapture_v2")

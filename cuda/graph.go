@@ -78,7 +78,6 @@ const (
 	nodeKernel nodeType = 0
 	nodeCopy   nodeType = 1
 	nodeSet    nodeType = 2
-	nodeHost   nodeType = 3
 	nodeGraph  nodeType = 4
 	nodeEmpty  nodeType = 5
 )

@@ -62,23 +62,6 @@ func (m *Module) Function(name string) (Function, error) {
 // Function is a kernel. It is a plain value.
 type Function struct{ handle uint64 }
 
-// Parameters returns the sizes in bytes of the kernel's parameters, in order, as the
-// compiler laid them out. NewArgs takes these sizes. Drivers before CUDA 12.4 do not
-// report them: ErrNotSupported.
-func (f Function) Parameters() ([]int, error) {
-	var sizes []int
-	for {
-		place, err := cuFuncGetParamInfo.pair(f.handle, uint64(len(sizes)), out, out)
-		if isCode(err, InvalidValue) { // past the last
-			return sizes, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		sizes = append(sizes, int(place[1])) // place[0] is its offset
-	}
-}
-
 // Launch queues the kernel on s: grid blocks of block threads each, x first, with
 // sharedBytes of dynamic shared memory per block. It copies the arguments before it
 // returns. Their number and sizes must match the kernel's parameters, which the driver
@@ -124,9 +107,6 @@ func NewArgs(sizes ...int) *Args {
 	a.values = alignedBytes(end)
 	return a
 }
-
-// Len is the number of arguments.
-func (a *Args) Len() int { return len(a.sizes) }
 
 // Bytes returns argument i in place, for a struct passed by value.
 func (a *Args) Bytes(i int) []byte {

@@ -4,6 +4,7 @@ package cuda_test
 
 import (
 	"errors"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -134,7 +135,6 @@ func (b *bench) calls() map[string]func() error {
 		"cuEventElapsedTime":      func() error { return second(cuda.Elapsed(b.timed, b.timed)) },
 		"cuModuleLoadDataEx":      func() error { return second(c.Load(cudatest.PTX)) },
 		"cuModuleGetFunction":     func() error { return second(b.module.Function("penstock_fill")) },
-		"cuFuncGetParamInfo":      func() error { return second(b.fill.Parameters()) },
 		"cuLaunchKernel":          func() error { return b.fill.Launch(one, one, 0, b.stream, b.args) },
 		"cuStreamBeginCapture_v2": b.stream.Capture,
 		"cuStreamEndCapture":      func() error { return second(b.stream.EndCapture()) },
@@ -339,7 +339,6 @@ func TestThreadNotBound(t *testing.T) {
 		refused <- b.context.Bind()
 		p, err := b.context.Allocate(64)
 		refused <- errors.Join(err, b.context.Free(p))
-		refused <- b.green.Bind()
 		s, err := b.context.NewStream()
 		refused <- err
 		err = b.fill.Launch(one, one, 0, s, b.args)
@@ -349,12 +348,8 @@ func TestThreadNotBound(t *testing.T) {
 	if err := <-refused; !errors.As(err, &e) || e.Code != cuda.InvalidContext {
 		t.Errorf("an unbound thread allocates: %v", err)
 	}
-	for range 5 {
+	for range 4 {
 		must.OK(t, <-refused)
-	}
-	ran := cudafake.Launches()
-	if n := len(ran); n == 0 || ran[n-1].SMs != uint32(b.green.SMs()) {
-		t.Errorf("a stream made where a green context is bound is not on it: %+v", ran)
 	}
 }
 
@@ -377,7 +372,7 @@ func TestLaunch(t *testing.T) {
 	b.args.SetUint32(1, 17)
 	b.args.SetUint32(2, 1<<32-1)
 	must.OK(t, b.fill.Launch([3]uint32{2, 3, 4}, [3]uint32{5, 6, 7}, 1024, s, b.args))
-	b.args.SetFloat32(1, 1.5)
+	b.args.SetUint32(1, math.Float32bits(1.5))
 	b.args.SetUint32(2, 0)
 	must.OK(t, b.fill.Launch(one, one, 0, b.stream, b.args))
 	must.OK(t, s.Synchronize())
@@ -398,16 +393,13 @@ func TestLaunch(t *testing.T) {
 		!slices.Equal(second.Arguments[1], []byte{0, 0, 0xc0, 0x3f}) {
 		t.Errorf("%+v", ran)
 	}
-	if b.args.Len() != 3 {
-		t.Errorf("%d arguments", b.args.Len())
-	}
 }
 
 func TestInvalidArguments(t *testing.T) {
 	args := cuda.NewArgs(8, 4)
 	for name, f := range map[string]func(){
 		"a word of 8 bytes in 4": func() { args.SetPointer(1, 1) },
-		"a word of 4 bytes in 8": func() { args.SetFloat32(0, 1) },
+		"a word of 4 bytes in 8": func() { args.SetUint32(0, 1) },
 		"an argument too many":   func() { args.SetUint32(2, 1) },
 		"no size":                func() { cuda.NewArgs(0) },
 		"too large":              func() { cuda.NewArgs(5000) },
@@ -457,7 +449,6 @@ func init() {
 			"cuMemGetAllocationGranularity": func() error { return second(c.NewArena(1)) },
 			"cuStreamBeginCapture_v2":       s.Capture,
 			"cuStreamWriteValue32_v2":       func() error { return s.WriteValue(0, 1) },
-			"cuFuncGetParamInfo":            func() error { return second(cuda.Function{}.Parameters()) },
 		} {
 			err := use()
 			var e *cuda.SymbolError
@@ -520,7 +511,7 @@ func TestGreenDestroy(t *testing.T) {
 
 func TestOldDriver(t *testing.T) {
 	old, err := cudafake.Build(t.TempDir(), cudafake.Without("cuDeviceGetDevResource", "cuMemGetAllocationGranularity",
-		"cuStreamBeginCapture_v2", "cuStreamWriteValue32_v2", "cuFuncGetParamInfo", "cuCtxGetExecAffinity"))
+		"cuStreamBeginCapture_v2", "cuStreamWriteValue32_v2", "cuCtxGetExecAffinity"))
 	must.OK(t, err)
 	if message := inChild(t, "old", cudafake.Library(old)); message != "<nil>" {
 		t.Error(message)

@@ -72,16 +72,12 @@ func (d Device) Split() (*Split, error) {
 // owns the slice. The last group has the remainder.
 func (s *Split) GroupSMs() []int { return slices.Clone(s.sms) }
 
-// Device returns the device that was split.
-func (s *Split) Device() Device { return s.device }
-
 // Green is a green context: a part of the device's multiprocessors. Work that is queued on
 // its streams runs only on those. Only one goroutine at a time may use it, except for
 // NewStream.
 type Green struct {
 	parent *Context
 	kept   *keptGreen // nil once destroyed
-	groups []int
 }
 
 // keptGreen is a green context of the driver. For each one ever made, the driver keeps 4
@@ -127,7 +123,7 @@ func (c *Context) Green(s *Split, groups []int) (*Green, error) {
 		c.greens[name] = kept
 	}
 	kept.users++
-	return &Green{parent: c, kept: kept, groups: sorted}, nil
+	return &Green{parent: c, kept: kept}, nil
 }
 
 // parts returns the resources of groups, which are sorted, or says what is wrong with the
@@ -188,20 +184,11 @@ func (g *Green) NewPriorityStream(priority int) (Stream, error) {
 	return Stream{handle}, err
 }
 
-// Bind makes the green context the calling thread's current context, in place of the
-// device's own. All streams made on the thread from then on, by any code, are on its
-// multiprocessors. Only one thread at a time may be bound to the same groups.
-func (g *Green) Bind() error { return cuCtxSetCurrent.do(g.kept.context) }
-
 // SMs is the number of its multiprocessors.
 func (g *Green) SMs() int { return g.kept.sms }
 
-// Groups returns the indices of its groups in the split, ascending. Do not modify the
-// slice.
-func (g *Green) Groups() []int { return g.groups }
-
 // Destroy releases the green context, which must not be used afterwards. Its streams must
-// have been destroyed, no thread may be bound to it, and no work of it may be in flight.
+// have been destroyed, and no work of it may be in flight.
 // The Context keeps it for the next call of Green with these groups.
 func (g *Green) Destroy() error {
 	if g.kept == nil {

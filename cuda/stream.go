@@ -112,9 +112,6 @@ func newEvent(flags uint64) (Event, error) {
 	return Event{handle}, err
 }
 
-// Handle returns the CUevent.
-func (e Event) Handle() uintptr { return uintptr(e.handle) }
-
 // Record queues the event on s. The event is done when all work queued before it is. A new
 // Record replaces the one before.
 func (e Event) Record(s Stream) error { return cuEventRecord.do(e.handle, s.handle) }

@@ -3,6 +3,7 @@ package null
 import (
 	_ "embed"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/penstock/penstock/cuda"
@@ -153,7 +154,7 @@ func (g *gpu) prepare(card *models.Card, slot, n int, b batch, do *Behaviour) *l
 		const seed = 0.5
 		l.work = cuda.NewArgs(4, 4, 8)
 		l.work.SetUint32(0, rounds(d))
-		l.work.SetFloat32(1, seed)
+		l.work.SetUint32(1, math.Float32bits(seed))
 		l.work.SetPointer(2, digests)
 	}
 	return l

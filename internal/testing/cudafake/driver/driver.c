@@ -1821,19 +1821,6 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) {
 	LEAVE(NOT_FOUND);
 }
 
-CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *bytes) {
-	ENTER(BOUND);
-	if (!known(f, FUNCTION))
-		LEAVE(INVALID_HANDLE);
-	if (index >= f->count)
-		LEAVE(INVALID_VALUE);
-	*offset = 0;
-	for (size_t i = 0; i < index; i++)
-		*offset += f->sizes[i];
-	*bytes = f->sizes[index];
-	LEAVE(SUCCESS);
-}
-
 static int launchable(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes) {
 	uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
 	return grid[0] > 0 && grid[1] > 0 && grid[2] > 0 && threads > 0 && threads <= 1024 && shared_bytes <= 227 << 10;
