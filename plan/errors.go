@@ -25,22 +25,17 @@ func (e *NoProfile) Error() string {
 	return text + "; there are no profiles for " + e.GPU + " at all"
 }
 
-// Infeasible is the error if no segment can meet a service's objective. Policies
-// that do not divide a service over several segments also return it if no segment
-// can meet the rate.
+// Infeasible is the error if a policy's rules have no segments that can meet a
+// service's objective and rate.
 type Infeasible struct {
 	Service Service
 	GPU     string
 	// BoundMS is the latency that a batch must stay below.
 	BoundMS float64
-	// Best is the point that comes nearest. If the objective cannot be met, it is
-	// the fastest batch; if the rate cannot be met, the highest throughput. It is
-	// the zero Point if the profile has no usable point.
+	// Best is the point of the fastest batch. It is the zero Point if the profile has
+	// no usable point.
 	Best Point
-	// RateMissed means that the latency can be met but the rate cannot.
-	RateMissed bool
-	// Reason, if not empty, is the rule of the policy that prevents dividing the
-	// service.
+	// Reason is a rule of the policy; empty: no batch is fast enough.
 	Reason string
 }
 
@@ -50,13 +45,8 @@ func (e *Infeasible) Error() string {
 	switch {
 	case b.ThroughputRPS <= 0:
 		return fmt.Sprintf("%s: no point of the profile fits into a segment's memory and serves", head)
-	case e.RateMissed:
-		text := fmt.Sprintf("%s: rate %.6g requests/s: the best segment within %.4g ms per batch (%s) serves %.6g, %.6g short",
-			head, s.RateRPS, e.BoundMS, b, b.ThroughputRPS, s.RateRPS-b.ThroughputRPS)
-		if e.Reason != "" {
-			text += "; " + e.Reason
-		}
-		return text
+	case e.Reason != "":
+		return head + ": " + e.Reason
 	}
 	text := fmt.Sprintf("%s: SLO %.6g ms leaves a batch less than %.4g ms; the fastest point (%s) takes %.4g ms, %.4g ms too long",
 		head, s.SLOMS, e.BoundMS, b, b.LatencyMS, b.LatencyMS-e.BoundMS)

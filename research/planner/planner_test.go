@@ -102,7 +102,7 @@ func TestPolicyErrors(t *testing.T) {
 	o := published(t)
 	o.Services, o.Times = []int{1}, nil
 	o.Policies = []plan.Policy{made{"undivided", func(p *plan.Problem) (*plan.Plan, error) {
-		return nil, &plan.Infeasible{Service: p.Services[0], RateMissed: true}
+		return nil, &plan.Infeasible{Service: p.Services[0], Reason: "undivided"}
 	}}}
 	r, err := Run(context.Background(), o)
 	if err != nil || len(r.Delays) != 0 || len(r.Missing) != 1 || r.Missing[0].Why == "" {

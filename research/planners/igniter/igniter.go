@@ -38,6 +38,7 @@ package igniter
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/penstock/penstock/plan"
@@ -168,8 +169,9 @@ func lowerBound(p *plan.Problem, g plan.GPU, units []int, s plan.Service) (*work
 		}
 	}
 	if batch == 0 {
-		return nil, &plan.Infeasible{Service: s, GPU: g.Name, BoundMS: w.bound, Best: most, RateMissed: true,
-			Reason: "iGniter does not divide a service"}
+		return nil, &plan.Infeasible{Service: s, GPU: g.Name, BoundMS: w.bound, Best: most, Reason: fmt.Sprintf(
+			"rate %.6g requests/s: the best segment within %.4g ms per batch (%s) serves %.6g, %.6g short; iGniter does not divide a service",
+			s.RateRPS, w.bound, most, most.ThroughputRPS, s.RateRPS-most.ThroughputRPS)}
 	}
 	for u := w.lower; u < len(units); u++ {
 		for _, pt := range points[units[u]] {
