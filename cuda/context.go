@@ -5,16 +5,6 @@ import (
 	"sync"
 )
 
-// ContextFlags says how a thread waits for the device in Synchronize.
-type ContextFlags uint32
-
-// How a thread waits (cuda.h, CU_CTX_SCHED_…).
-const (
-	ScheduleAuto  ContextFlags = 0 // the driver chooses: it spins if there are more CPUs than contexts
-	ScheduleSpin  ContextFlags = 1 // shortest latency, one CPU busy
-	ScheduleBlock ContextFlags = 4 // the thread sleeps
-)
-
 // Context is a device's primary context, retained. CUDA's run-time library, and so ONNX
 // Runtime, uses the same one in this process. Several threads may use it at once, each
 // bound to it.
@@ -27,15 +17,10 @@ type Context struct {
 }
 
 // OpenContext makes the device's primary context, or joins it if there is one already.
-// In that case its flags stay. The calling thread need not be bound, and OpenContext
-// does not bind it. It takes about 0.1 s. If an MPS server is recovering from a fault,
-// it waits up to two seconds.
-func (d Device) OpenContext(flags ContextFlags) (*Context, error) {
+// The calling thread need not be bound, and OpenContext does not bind it. It takes about
+// 0.1 s. If an MPS server is recovering from a fault, it waits up to two seconds.
+func (d Device) OpenContext() (*Context, error) {
 	if err := Open(); err != nil {
-		return nil, err
-	}
-	if err := cuDevicePrimaryCtxSetFlags.do(d.handle, uint64(flags)); err != nil &&
-		!isCode(err, 708) { // PRIMARY_CONTEXT_ACTIVE, from drivers before 11
 		return nil, err
 	}
 	handle, err := cuDevicePrimaryCtxRetain.whenReady(out, d.handle)

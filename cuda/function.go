@@ -40,7 +40,6 @@ var (
 	cuDeviceTotalMem     = need("cuDeviceTotalMem_v2")
 	cuDeviceGetAttribute = need("cuDeviceGetAttribute")
 
-	cuDevicePrimaryCtxSetFlags  = need("cuDevicePrimaryCtxSetFlags_v2")
 	cuDevicePrimaryCtxRetain    = need("cuDevicePrimaryCtxRetain")
 	cuDevicePrimaryCtxRelease   = need("cuDevicePrimaryCtxRelease_v2")
 	cuCtxSetCurrent             = need("cuCtxSetCurrent")

@@ -13,7 +13,7 @@ func TestNoCgo(t *testing.T) {
 	_, devices := cuda.Devices()
 	_, find := cuda.Find("cuda")
 	_, split := cuda.Device{}.Split()
-	_, open := cuda.Device{}.OpenContext(cuda.ScheduleAuto)
+	_, open := cuda.Device{}.OpenContext()
 	for _, err := range []error{cuda.Open(), devices, find, split, open, cuda.StreamOf(1).Synchronize()} {
 		if !errors.Is(err, cuda.ErrNoCgo) {
 			t.Errorf("the error is %v", err)

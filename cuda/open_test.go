@@ -41,7 +41,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		c, err := d.OpenContext(cuda.ScheduleAuto)
+		c, err := d.OpenContext()
 		if err != nil {
 			return err
 		}
@@ -53,7 +53,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		c, err := d.OpenContext(cuda.ScheduleAuto)
+		c, err := d.OpenContext()
 		if err != nil {
 			return err
 		}

@@ -49,7 +49,7 @@ func newBench(t *testing.T) *bench {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	device := must.Get(cuda.Find("cuda"))(t)
-	b := &bench{context: must.Get(device.OpenContext(cuda.ScheduleSpin))(t)}
+	b := &bench{context: must.Get(device.OpenContext())(t)}
 	c := b.context
 	undo := func(f func() error) { t.Cleanup(func() { must.OK(t, f()) }) }
 	undo(c.Close)
@@ -99,7 +99,6 @@ func (b *bench) calls() map[string]func() error {
 		"cuDeviceGetName":               func() error { return second(cuda.Devices()) },
 		"cuDeviceTotalMem_v2":           func() error { return second(c.Device().Properties()) },
 		"cuDeviceGetAttribute":          func() error { return second(c.Device().Properties()) },
-		"cuDevicePrimaryCtxSetFlags_v2": func() error { return reopen(c) },
 		"cuDevicePrimaryCtxRetain":      func() error { return reopen(c) },
 		"cuCtxSetCurrent":               c.Bind,
 		"cuMemGetInfo_v2":               func() error { _, _, err := c.Memory(); return err },
@@ -154,7 +153,7 @@ func (b *bench) calls() map[string]func() error {
 }
 
 func reopen(c *cuda.Context) error {
-	again, err := c.Device().OpenContext(cuda.ScheduleAuto)
+	again, err := c.Device().OpenContext()
 	if err != nil {
 		return err
 	}
@@ -355,7 +354,7 @@ func TestThreadNotBound(t *testing.T) {
 
 func TestCloseUnbinds(t *testing.T) {
 	b := newBench(t)
-	again := must.Get(b.context.Device().OpenContext(cuda.ScheduleAuto))(t)
+	again := must.Get(b.context.Device().OpenContext())(t)
 	must.OK(t, again.Close())
 	if err := second(b.context.Allocate(64)); err == nil {
 		t.Error("after Close the thread is still bound")
@@ -430,7 +429,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		c, err := d.OpenContext(cuda.ScheduleAuto)
+		c, err := d.OpenContext()
 		if err != nil {
 			return err
 		}
@@ -469,7 +468,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		c, err := d.OpenContext(cuda.ScheduleAuto)
+		c, err := d.OpenContext()
 		if err != nil {
 			return err
 		}

@@ -163,7 +163,7 @@ func node(t *testing.T) (*Context, Stream, Function, *Module) {
 	t.Cleanup(runtime.UnlockOSThread)
 	d, err := Find("cuda")
 	must.OK(t, err)
-	c, err := d.OpenContext(ScheduleAuto)
+	c, err := d.OpenContext()
 	must.OK(t, err)
 	must.OK(t, c.Bind())
 	s, err := c.NewStream()

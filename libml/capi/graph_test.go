@@ -39,7 +39,7 @@ func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph 
 	}
 	devices, err := cuda.Devices()
 	must(err)
-	context, err := devices[0].OpenContext(cuda.ScheduleAuto)
+	context, err := devices[0].OpenContext()
 	must(err)
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)

@@ -141,7 +141,7 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 			}
 		}
 	}()
-	if d.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
+	if d.context, err = found.OpenContext(); err != nil {
 		return nil, err
 	}
 	if err := d.Bind(); err != nil {

@@ -349,7 +349,7 @@ func openCopies(name string, bytes int) (_ *copies, err error) {
 	if !properties.MPS {
 		return nil, errors.New("this process is no client of MPS")
 	}
-	if c.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
+	if c.context, err = found.OpenContext(); err != nil {
 		return nil, err
 	}
 	if err = c.context.Bind(); err != nil {

@@ -161,7 +161,7 @@ func (g *gpu) open() error {
 	if len(devices) == 0 {
 		return cuda.ErrNoDevice
 	}
-	if g.context, err = devices[0].OpenContext(cuda.ScheduleAuto); err != nil {
+	if g.context, err = devices[0].OpenContext(); err != nil {
 		return err
 	}
 	if err := g.context.Bind(); err != nil {

@@ -22,7 +22,7 @@ func bound(t *testing.T) *cuda.Context {
 	runtime.LockOSThread()
 	devices, err := cuda.Devices()
 	must.OK(t, err)
-	c, err := devices[0].OpenContext(cuda.ScheduleAuto)
+	c, err := devices[0].OpenContext()
 	if err == nil {
 		err = c.Bind()
 	}

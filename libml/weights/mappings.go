@@ -110,7 +110,7 @@ func openFirst() (*cuda.Context, error) {
 	if len(devices) == 0 {
 		return nil, cuda.ErrNoDevice
 	}
-	return devices[0].OpenContext(cuda.ScheduleAuto)
+	return devices[0].OpenContext()
 }
 
 // onThread calls f on a new thread, which ends afterwards. Contexts are bound to threads, and

@@ -296,7 +296,7 @@ func (b *gatherBench) open(name string) (closeAll func() error, err error) {
 	if err != nil {
 		return closeAll, err
 	}
-	if b.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
+	if b.context, err = found.OpenContext(); err != nil {
 		return closeAll, err
 	}
 	undo = append(undo, b.context.Close)

@@ -457,7 +457,7 @@ func (b *weightsHarness) ballast() (give func() error, err error) {
 	go func() {
 		runtime.LockOSThread() // the context is bound to this thread, which ends with the goroutine
 		ended <- func() error {
-			c, err := b.device.OpenContext(cuda.ScheduleAuto)
+			c, err := b.device.OpenContext()
 			if err == nil {
 				err = c.Bind()
 			}

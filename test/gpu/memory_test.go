@@ -54,7 +54,7 @@ func hold(leave int64, took chan<- error, let <-chan struct{}) error {
 		took <- err
 		return nil
 	}
-	context, err := found.OpenContext(cuda.ScheduleAuto)
+	context, err := found.OpenContext()
 	if err == nil {
 		err = context.Bind()
 	}

@@ -29,7 +29,7 @@ func open(t *testing.T) *cuda.Context {
 	t.Cleanup(runtime.UnlockOSThread)
 	d, err := cuda.Find("cuda")
 	must.OK(t, err)
-	c, err := d.OpenContext(cuda.ScheduleAuto)
+	c, err := d.OpenContext()
 	must.OK(t, err)
 	must.OK(t, c.Bind())
 	return c

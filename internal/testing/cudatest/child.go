@@ -58,7 +58,7 @@ func child() (*cuda.Context, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := device.OpenContext(cuda.ScheduleAuto)
+	c, err := device.OpenContext()
 	if err != nil {
 		return nil, err
 	}

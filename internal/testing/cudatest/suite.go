@@ -79,7 +79,7 @@ func open(t *testing.T) harness {
 	t.Cleanup(runtime.UnlockOSThread)
 	device, err := cuda.Find("cuda")
 	must.OK(t, err)
-	c, err := device.OpenContext(cuda.ScheduleAuto)
+	c, err := device.OpenContext()
 	must.OK(t, err)
 	t.Cleanup(func() { check(t, c.Close()) })
 	check(t, c.Bind())

@@ -100,7 +100,7 @@ func newHarness(t *testing.T) *harness {
 	found, err := cuda.Find("cuda")
 	must.OK(t, err)
 	b := &harness{}
-	if b.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
+	if b.context, err = found.OpenContext(); err != nil {
 		t.Fatal(err)
 	}
 	b.bind(t)
@@ -368,7 +368,7 @@ func loseDevice() error {
 	if err != nil {
 		return err
 	}
-	context, err := found.OpenContext(cuda.ScheduleAuto)
+	context, err := found.OpenContext()
 	if err != nil {
 		return err
 	}

@@ -252,7 +252,7 @@ func client() {
 		say(err)
 		os.Exit(1)
 	}
-	c, err := d.OpenContext(cuda.ScheduleBlock)
+	c, err := d.OpenContext()
 	if err == nil {
 		err = c.Bind()
 	}

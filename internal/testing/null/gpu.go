@@ -36,7 +36,7 @@ func openGPU(name string, most int, weights int64) (_ *gpu, err error) {
 		return nil, err
 	}
 	g := &gpu{most: most, faulty: cuda.NewArgs(8)}
-	if g.context, err = d.OpenContext(cuda.ScheduleAuto); err != nil {
+	if g.context, err = d.OpenContext(); err != nil {
 		return nil, err
 	}
 	defer func() {

@@ -113,7 +113,7 @@ func unlinked(t must.Test, in models.Input, b null.Behaviour) *rig {
 	}
 	found, err := cuda.Find("cuda")
 	must.OK(t, err)
-	if r.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
+	if r.context, err = found.OpenContext(); err != nil {
 		t.Fatal(err)
 	}
 	must.OK(t, r.context.Bind())

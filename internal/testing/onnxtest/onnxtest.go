@@ -129,7 +129,7 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 	found, err := cuda.Find("cuda")
 	b.uuid = found.UUID()
 	must.OK(t, err)
-	if b.context, err = found.OpenContext(cuda.ScheduleAuto); err == nil {
+	if b.context, err = found.OpenContext(); err == nil {
 		err = b.context.Bind()
 	}
 	must.OK(t, err)
@@ -644,7 +644,7 @@ func leavesNothing(t *testing.T, card *models.Card) {
 	runtime.LockOSThread()
 	found, err := cuda.Find("cuda")
 	must.OK(t, err)
-	context, err := found.OpenContext(cuda.ScheduleAuto)
+	context, err := found.OpenContext()
 	if err == nil {
 		err = context.Bind()
 	}

@@ -165,7 +165,6 @@ static void leave_object(void *p) {
 struct context {
 	struct object object;
 	int device, retained, closed;
-	unsigned flags;
 	struct green *green; // or NULL: the primary context
 };
 
@@ -666,13 +665,6 @@ CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device) {
 }
 
 // --- contexts ------------------------------------------------------------------------
-
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
-	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
-	primary[device].flags = flags;
-	LEAVE(SUCCESS);
-}
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
 	ENTER(INITIALISED);
