@@ -268,7 +268,7 @@ type Client struct {
 	flying   flights
 	credit   credit
 	cookie   uint64 // of the last answer that had one
-	tokenAt  int64  // when cookie was received, if it is a token
+	renewAt  int64  // when to ask for another token; 0: cookie is none
 	hello    hello
 	largest  int // LargestPicture of the last answer
 	nextID   uint32

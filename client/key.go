@@ -56,7 +56,7 @@ func (c *Client) refuseLocked(r *request, now int64) {
 
 // renewLocked gets another token if this one gets old.
 func (c *Client) renewLocked(now int64) {
-	if c.tokenAt != 0 && now-c.tokenAt > int64(renewAfter) {
+	if c.renewAt != 0 && now > c.renewAt {
 		c.helloLocked(now)
 	}
 }
@@ -99,8 +99,11 @@ func (c *Client) handleHello(b []byte, at int64) error {
 	c.hello = hello{refused: h.Value == 0}
 	if c.hello.refused {
 		c.flying.checkAt = 0 // expireLocked ends the requests
+		if c.renewAt != 0 {
+			c.renewAt = at + int64(helloEvery) // a wrong key may be corrected
+		}
 	} else {
-		c.cookie, c.tokenAt = h.Value, at
+		c.cookie, c.renewAt = h.Value, at+int64(renewAfter)
 		for r := c.flying.head; r != nil; r = r.links[stageList].next {
 			if r.needsToken {
 				c.sendAgainLocked(r)

@@ -157,7 +157,7 @@ class Engine:
         self._objective = 0
         self._largest = NEVER  # largest_picture of the last answer
         self._cookie = 0
-        self._token_at = 0  # when the cookie came, if it is a token
+        self._renew_at = 0  # when to ask for another token; 0: the cookie is none
         self._nonce, self._hello_at = b"", 0  # of the last hello; empty: it was answered
         self._greetings: list[bytes] = []  # to send
         self._reached = False  # a manager has sent a datagram
@@ -337,7 +337,7 @@ class Engine:
         return len(train)
 
     def _extension(self, r: Request, now: int) -> bytes:
-        if self._token_at and now - self._token_at > _RENEW_AFTER:
+        if self._renew_at and now > self._renew_at:
             self._greet(now)
         self._echo(r)
         r.questions += 1
@@ -531,7 +531,9 @@ class Engine:
             return
         self._nonce = b""
         if d.value:
-            self._cookie, self._token_at = d.value, now
+            self._cookie, self._renew_at = d.value, now + _RENEW_AFTER
+        elif self._renew_at:
+            self._renew_at = now + _HELLO_EVERY  # a wrong key may be corrected
         for r in [r for r in self._flying.values() if r.needs_token]:
             if d.value:
                 self._prove(r, r.next)

@@ -463,3 +463,21 @@ class Engines(unittest.TestCase):
         r = p.submit(_wire.MAX_FRAGMENTS * 1024)
         self.assertEqual(r.count, _wire.MAX_FRAGMENTS)
         self.assertEqual([i for _, i, *_ in p.sent()], list(range(_wire.MAX_FRAGMENTS)))
+
+
+class TestRenewal(unittest.TestCase):
+    def test_refused(self):
+        """Each renewal is refused at once, while a request begins each millisecond."""
+        p = Peer(key=lambda: b"a key that was taken away", in_flight=100)
+        p.engine._renew_at = 1
+        nonces = set()
+        for _ in range(100):
+            p.now += MS
+            p.submit(10)
+            p.sent()
+            if p.engine._nonce:
+                nonces.add(p.engine._nonce)
+                refusal = _wire.Hello(_wire.PROOF, p.engine._nonce, 0)
+                p.engine.receive(memoryview(_wire.encode_hello(refusal)), p.now)
+        self.assertEqual(len(nonces), 2)
+
