@@ -36,8 +36,8 @@ func TestMain(m *testing.M) {
 }
 
 // start starts a node with the built-in models. Its objectives are longer than any test: a machine that is busy must not make
-// answers late.
-func start(t *testing.T) (nd *node.Node, gateway string) {
+// answers late. More is appended to its configuration.
+func start(t *testing.T, more ...string) (nd *node.Node, gateway string) {
 	t.Helper()
 	if nodetest.Binary == "" {
 		t.Skip(binaryVariable + " is not set: make test-suites sets it")
@@ -45,7 +45,7 @@ func start(t *testing.T) (nd *node.Node, gateway string) {
 	address, err := freeport.Find()
 	must.OK(t, err)
 	config := "functions:\n  - {name: face, port: 0, slo: 20s}\n  - {name: detect, port: 0, slo: 20s}\n  - {name: fashion, port: 0, slo: 20s}\n"
-	nd = nodetest.Start(t, node.Options{Config: config, Gateway: address, GatewayOptions: []string{"shared_memory: true"}})
+	nd = nodetest.Start(t, node.Options{Config: config + strings.Join(more, ""), Gateway: address, GatewayOptions: []string{"shared_memory: true"}})
 	ready(t, address.String(), "/v2/health/ready")
 	return nd, address.String()
 }
@@ -160,6 +160,24 @@ func TestKServe(t *testing.T) {
 	_, gateway := start(t)
 	suite(t, "kserve_client", gateway)
 }
+
+// Frigate's detectors deepstack and zmq get the answers of Penstock's client.
+func TestFrigate(t *testing.T) {
+	t.Parallel()
+	endpoint := "ipc://" + filepath.Join(t.TempDir(), "s")
+	nd, gateway := start(t, fmt.Sprintf("zeromq:\n  - {address: %q, frigate: detect}\n", endpoint))
+	suite(t, "frigate", gateway, endpoint, nodetest.Address(t, nd, "detect"), nd.Dir, nodetest.Binary, photo)
+}
+
+// A client of litserve gets its answer by the form that it sends to litserve's server.
+func TestLitServe(t *testing.T) {
+	t.Parallel()
+	_, gateway := start(t)
+	suite(t, "litserve_client", gateway, photo)
+}
+
+// photo is a picture of a person.
+const photo = "../../models/zoo/pictures/astronaut.jpg"
 
 // A client that generates requests from the definition of the protocol, valid and invalid ones, gets the answers of the
 // definition.

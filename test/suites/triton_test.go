@@ -1,7 +1,6 @@
 package suites
 
 import (
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,7 +10,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/internal/testing/venv"
-	"github.com/penstock/penstock/models/zoo"
 )
 
 // examples names the folder of the example programs of Triton's Python client (src/python/examples of its repository). No registry
@@ -34,9 +32,8 @@ func TestTritonExamples(t *testing.T) {
 	clothes, err := os.ReadFile("../../models/zoo/fashion/model.onnx")
 	must.OK(t, err)
 	add(t, nd, gateway, dir, "clothes", clothesCard, clothes)
-	photo, err := fs.ReadFile(zoo.PictureFS(), "astronaut.jpg")
+	picture, err := filepath.Abs(photo)
 	must.OK(t, err)
-	must.OK(t, os.WriteFile(filepath.Join(dir, "astronaut.jpg"), photo, 0o600))
 
 	for _, words := range []string{
 		"simple_http_infer_client", "simple_http_infer_client --request-compression-algorithm gzip --response-compression-algorithm gzip",
@@ -47,15 +44,14 @@ func TestTritonExamples(t *testing.T) {
 		"simple_grpc_keepalive_client", "simple_grpc_custom_args_client", "grpc_explicit_int_content_client", "grpc_explicit_int8_content_client",
 		"simple_http_sequence_sync_infer_client", "simple_grpc_sequence_sync_infer_client", "simple_grpc_sequence_stream_infer_client",
 		"simple_grpc_aio_sequence_stream_infer_client", "grpc_client",
-		"image_client -m clothes -c 3 -b 2 astronaut.jpg", "image_client -m clothes -i grpc --streaming astronaut.jpg",
-		"image_client -m clothes -i grpc --async astronaut.jpg", "grpc_image_client -m clothes -c 3 -b 2 astronaut.jpg",
-		"ensemble_image_client -m clothes -c 3 astronaut.jpg", "ensemble_image_client -m clothes -i grpc astronaut.jpg",
+		"image_client -m clothes -c 3 -b 2 PHOTO", "image_client -m clothes -i grpc --streaming PHOTO",
+		"image_client -m clothes -i grpc --async PHOTO", "grpc_image_client -m clothes -c 3 -b 2 PHOTO",
+		"ensemble_image_client -m clothes -c 3 PHOTO", "ensemble_image_client -m clothes -i grpc PHOTO",
 	} {
 		t.Run(words, func(t *testing.T) {
 			program, arguments, _ := strings.Cut(words, " ")
 			command := exec.CommandContext(t.Context(), filepath.Join(dir, "bin/python"), filepath.Join(programs, program+".py"), "-u", gateway)
-			command.Dir = dir
-			command.Args = append(command.Args, strings.Fields(arguments)...)
+			command.Args = append(command.Args, strings.Fields(strings.ReplaceAll(arguments, "PHOTO", picture))...)
 			out, err := command.CombinedOutput()
 			t.Logf("%s", out)
 			if err != nil || strings.Contains(strings.ToLower(string(out)), "failed") {
