@@ -50,6 +50,9 @@ func (s *server) unload(ctx context.Context, name, _ string) (any, error) {
 	if err := s.permitLoad(ctx, name); err != nil {
 		return nil, err
 	}
+	if _, err := s.named(ctx, configs.OperationChange, name, ""); err != nil { // the node would name all functions
+		return nil, fmt.Errorf("failed to unload '%s': %w", name, err)
+	}
 	return nil, s.order(ctx, "unload", name, control.RemovePath, control.NameOrder{Name: name})
 }
 

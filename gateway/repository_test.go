@@ -31,7 +31,7 @@ func TestRepository(t *testing.T) {
 		{"load", "finder", "model", "other", 200, codes.OK, ""},
 		{"unload", "finder", "", "", 200, codes.OK, ""},
 		{"load", "nope", "model", "m", 400, codes.InvalidArgument, `failed to load 'nope': manager: fake got /load {"name":"nope","model":"m"}`},
-		{"unload", "nope", "", "", 400, codes.InvalidArgument, `failed to unload 'nope': manager: fake got /remove {"name":"nope"}`},
+		{"unload", "nope", "", "", 404, codes.NotFound, `failed to unload 'nope': Request for unknown model: no such function: "nope"`},
 		{"load", "finder", "model", "../x", 400, codes.InvalidArgument, "parameter model is unknown or no name; want only `model`, a card's name"},
 		{"load", "finder", "config", "{}", 400, codes.InvalidArgument, "parameter config is unknown"},
 	} {
