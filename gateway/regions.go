@@ -57,11 +57,11 @@ func (rs *regions) register(ctx context.Context, r region) error {
 		return badRequest(fmt.Errorf("register region: key is %.*q, want a file in %s, and a name of at most %d bytes", maxRegionName, r.Key, regionDir, maxRegionName))
 	}
 	var err error
-	if r.file, err = os.OpenFile(regionDir+file, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err != nil {
-		return badRequest(fmt.Errorf("register region %s: %w", r.Name, err))
+	if r.file, err = os.OpenFile(regionDir+file, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err == nil {
+		err = rs.add(&r)
 	}
-	if err = rs.add(&r); err != nil {
-		r.file.Close()
+	if err != nil {
+		r.file.Close() // nil is fine
 		return badRequest(fmt.Errorf("register region %s: %w", r.Name, err))
 	}
 	return nil
@@ -98,16 +98,18 @@ func (rs *regions) status(ctx context.Context, name, _ string) (any, error) {
 
 // unregister removes a region; all if the name is empty. A request that reads it meanwhile fails.
 func (rs *regions) unregister(ctx context.Context, name, _ string) (any, error) {
-	found, err := rs.find(ctx, name)
-	if err != nil {
+	if err := rs.permit(ctx); err != nil {
 		return nil, err
 	}
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	rs.list = slices.DeleteFunc(rs.list, func(r *region) bool { return slices.Contains(found, r) })
-	for _, r := range found {
+	rs.list = slices.DeleteFunc(rs.list, func(r *region) bool {
+		if name != "" && r.Name != name {
+			return false
+		}
 		r.file.Close() // nothing is buffered
-	}
+		return true
+	})
 	return nil, nil
 }
 
