@@ -175,9 +175,6 @@ func draftedCard(cmd *cobra.Command, file, name, runtimeDir string, options *dra
 	if err != nil {
 		return "", err
 	}
-	if _, err := models.ReadCard(path); err != nil {
-		return "", fmt.Errorf("the drafted card is not complete: %w", err)
-	}
 	cmd.PrintErrf("drafted %s: takes %s\n", path, result.Kind)
 	if result.Hint != "" {
 		cmd.PrintErrln(result.Hint)

@@ -45,7 +45,7 @@ func TestRepository(t *testing.T) {
 	must.OK(t, os.WriteFile(config, fmt.Appendf(nil, "http: %s\ngateway: {address: %q, load: true}\n%s", status, gateway, oneFunction(nodetest.Card(t, "digest", small))), 0o600))
 	nd := startWith(t, node.Options{ConfigFile: config, HTTP: status, Args: []string{"--models", dir}})
 	nodetest.Serving(t, nd, "net")
-	for _, line := range []string{`"taken":["max_batch_size 8"],"not_taken":["dynamic_batching: batches follow from the objective"]`, "an incomplete ONNX model", "the node has another function fn"} {
+	for _, line := range []string{`"notes":["max_batch_size 8","not taken: dynamic_batching",`, "an incomplete ONNX model", "the node has another function fn"} {
 		nodetest.Logged(t, nd, line)
 	}
 

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/apart"
 	"github.com/penstock/penstock/internal/atomicfile"
 	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/draft"
 	"github.com/penstock/penstock/models/onnxfile"
 )
@@ -156,6 +157,9 @@ func Save(path, text string) error {
 	}
 	if err := atomicfile.Replace(path, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("save card: %w", err)
+	}
+	if _, err := models.ReadCard(path); err != nil {
+		return fmt.Errorf("the drafted card is not complete: %w", err)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -33,12 +34,12 @@ const (
 	interval = time.Second
 	// patience is the max time to wait for the node to carry out an order.
 	patience = 2 * time.Minute
-	// depth of the files that belong to a model: NAME/1/model.onnx/weights.
+	// depth of the folders that belong to a model: NAME/1/model.onnx.
 	depth = 3
 )
 
-// Follow serves the models in c.Repository until ctx ends. It calls loaded when the node has had an order for each of those
-// that were there at first.
+// Follow serves the models in c.Repository until ctx ends. It calls loaded after the orders for those that were there at first,
+// and perhaps again.
 func Follow(ctx context.Context, c configs.Config, loaded func(), log zerolog.Logger) {
 	f := follower{dir: c.Repository, drafts: c.DraftFolder(), node: c.RuntimeDir, log: log}
 	if err := errors.Join(os.RemoveAll(f.drafts), os.MkdirAll(f.drafts, 0o755)); err != nil { // drafts of another node
@@ -47,9 +48,8 @@ func Follow(ctx context.Context, c configs.Config, loaded func(), log zerolog.Lo
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if f.step(ctx) && loaded != nil {
+		if f.step(ctx); f.models != nil {
 			loaded()
-			loaded = nil
 		}
 		select {
 		case <-tick.C:
@@ -61,7 +61,7 @@ func Follow(ctx context.Context, c configs.Config, loaded func(), log zerolog.Lo
 type follower struct {
 	dir, drafts, node string
 	log               zerolog.Logger
-	problem           string            // why the folder cannot be read
+	unread            bool              // the folder cannot be read
 	models            map[string]*model // by the name of their file or folder; nil before the first look
 }
 
@@ -75,54 +75,47 @@ type model struct {
 // found is a model that a function can serve.
 type found struct {
 	control.LoadOrder
-	version        uint32
-	files          state  // of the version's files
-	kind           string // what the draft takes and answers
-	taken, ignored []string
+	version uint32
+	files   state    // of the version's files
+	notes   []string // what the card was drafted from
 }
 
-// step looks at the folder once. It reports whether no order is missing.
-func (f *follower) step(ctx context.Context) bool {
+// step looks at the folder once.
+func (f *follower) step(ctx context.Context) {
 	now, err := look(f.dir)
-	problem := ""
-	if err != nil {
-		problem = err.Error()
-	}
-	if problem != "" && problem != f.problem {
+	if err != nil && !f.unread {
 		f.log.Error().Err(err).Msg("cannot read the folder of models; all functions stay")
 	}
-	if f.problem = problem; err != nil {
-		return false
+	if f.unread = err != nil; f.unread {
+		return
 	}
 	status, err := control.ReadStatus(ctx, f.node)
 	if err != nil {
-		return false // it starts
+		return // it starts
 	}
-	if f.models == nil {
+	first := f.models == nil
+	if first {
 		f.models = map[string]*model{}
-		for name, s := range now {
+		f.log.Info().Str("folder", f.dir).Int("models", len(now)).Msg("serving a folder of models")
+	}
+	for name, s := range now {
+		if m := f.models[name]; m == nil && first {
 			f.models[name] = &model{seen: s}
-		}
-		if len(now) == 0 {
-			f.log.Warn().Str("folder", f.dir).Msg("the folder has no models yet")
+		} else if m == nil {
+			f.models[name] = &model{}
 		}
 	}
 
 	var orders sync.WaitGroup
-	for name := range now {
-		if f.models[name] == nil {
-			f.models[name] = &model{}
-		}
-	}
 	for _, name := range slices.Sorted(maps.Keys(f.models)) {
-		m, s := f.models[name], now[name]
-		settled := s == m.seen
-		m.seen = s
-		switch {
-		case !settled || s == m.done:
+		switch m, s := f.models[name], now[name]; {
+		case s != m.seen:
+			m.seen = s
+		case s == "" && m.done == "":
+			delete(f.models, name)
 		case s == "":
 			orders.Go(func() { f.remove(ctx, name, m) })
-		default:
+		case s != m.done:
 			found, err := f.find(ctx, name, m, &status)
 			if err == nil && found != nil {
 				orders.Go(func() { f.load(ctx, name, m, found) })
@@ -133,14 +126,6 @@ func (f *follower) step(ctx context.Context) bool {
 		}
 	}
 	orders.Wait()
-
-	done := true
-	for name, m := range f.models {
-		if done = done && m.done == m.seen; m.done == "" && m.seen == "" {
-			delete(f.models, name)
-		}
-	}
-	return done
 }
 
 // failed logs why a model is not served; err may be nil.
@@ -164,17 +149,7 @@ func (f *follower) load(ctx context.Context, name string, m *model, found *found
 		f.failed(ctx, name, err)
 		return
 	}
-	event := f.log.Info().Str("model", name).Uint32("version", found.version)
-	if found.kind != "" {
-		event.Str("takes", found.kind)
-	}
-	if found.taken != nil {
-		event.Strs("taken", found.taken)
-	}
-	if found.ignored != nil {
-		event.Strs("not_taken", found.ignored)
-	}
-	event.Msg(strings.ReplaceAll(done, "\n", "; "))
+	f.log.Info().Str("model", name).Uint32("version", found.version).Strs("notes", found.notes).Msg(strings.ReplaceAll(done, "\n", "; "))
 }
 
 // remove removes the function of a model that has gone.
@@ -225,13 +200,13 @@ func (f *follower) find(ctx context.Context, name string, m *model, status *cont
 		if s, err = readTriton(path); err != nil {
 			return nil, err
 		}
-		files = stateOf(s.file, depth) + stateOf(filepath.Join(path, configName), 0)
+		files = stateOf(s.file) + stateOf(filepath.Join(path, configName))
 	}
 	// Rollbacks need the cards of older versions.
 	card := filepath.Join(f.drafts, function, fmt.Sprintf("%d.yaml", s.options.Version))
 	found, err := f.check(m, status, &found{
 		LoadOrder: control.LoadOrder{Name: function, Model: card, Instances: s.instances},
-		version:   s.options.Version, files: files, taken: s.taken, ignored: s.ignored,
+		version:   s.options.Version, files: files,
 	})
 	if err != nil || found == nil {
 		return nil, err
@@ -245,11 +220,8 @@ func (f *follower) find(ctx context.Context, name string, m *model, status *cont
 		if err := result.SaveAs(path, s.file, function); err != nil {
 			return nil, err
 		}
-		if _, err := models.ReadCard(path); err != nil {
-			return nil, fmt.Errorf("the drafted card is not complete: %w", err)
-		}
 	}
-	found.kind = result.Kind
+	found.notes = append(s.notes, "takes "+result.Kind)
 	return found, nil
 }
 
@@ -284,59 +256,46 @@ func exists(path string) bool {
 type state string
 
 // look returns the state of each model in a folder, by the name of its file, without the extension, or its folder.
-// Names that begin with a dot are those of files that are being copied.
 func look(dir string) (map[string]state, error) {
-	entries, err := visible(dir)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	now := map[string]state{}
-	for _, name := range entries {
-		path := filepath.Join(dir, name)
-		model := name
-		if info, err := os.Stat(path); err == nil && !info.IsDir() {
-			if before, _, ok := strings.Cut(name, inspect.Extension); ok { // also net.onnx.data
-				model = before
-			} else if before, ok := strings.CutSuffix(name, ".yaml"); ok {
-				model = before
-			} else {
-				continue
-			}
+	for _, e := range entries {
+		name, _, isModel := strings.Cut(e.Name(), inspect.Extension) // also net.onnx.data
+		if info, err := os.Stat(filepath.Join(dir, e.Name())); err == nil && info.IsDir() {
+			name, isModel = e.Name(), true
+		} else if !isModel {
+			name, isModel = strings.CutSuffix(e.Name(), ".yaml")
 		}
-		now[model] += stateOf(path, depth)
+		if isModel && !hidden(name) {
+			now[name] += stateOf(filepath.Join(dir, e.Name()))
+		}
 	}
 	return now, nil
 }
 
-func visible(dir string) (names []string, err error) {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), ".") {
-			names = append(names, e.Name())
-		}
-	}
-	return names, err
-}
+// hidden reports whether a file is of a program that copies.
+func hidden(name string) bool { return strings.HasPrefix(filepath.Base(name), ".") }
 
-// stateOf returns the state of a file, or of a folder with all that is in it. No program can set the time of a file's last change.
-func stateOf(path string, depth int) state {
-	var about unix.Stat_t
-	if err := unix.Stat(path, &about); err != nil {
-		return state(fmt.Sprint(path, err))
-	}
-	if about.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return state(fmt.Sprintln(path, about.Dev, about.Ino, about.Ctim))
-	}
-	s := state(path)
-	if depth == 0 {
-		return s
-	}
-	names, err := visible(path)
-	if err != nil {
-		s += state(err.Error())
-	}
-	for _, name := range names {
-		s += stateOf(filepath.Join(path, name), depth-1)
-	}
+// stateOf returns the state of a file, or of those in a folder. No program can set the time of a file's last change.
+func stateOf(path string) (s state) {
+	parent := filepath.Dir(path)
+	_ = fs.WalkDir(os.DirFS(parent), filepath.Base(path), func(name string, e fs.DirEntry, err error) error {
+		var about unix.Stat_t
+		switch {
+		case err != nil:
+			s += state(err.Error())
+		case hidden(name), !e.IsDir() && unix.Stat(filepath.Join(parent, name), &about) != nil:
+		case !e.IsDir():
+			s += state(fmt.Sprintln(name, about.Dev, about.Ino, about.Ctim))
+		case strings.Count(name, "/") == depth:
+			return fs.SkipDir
+		default:
+			s += state(name)
+		}
+		return nil
+	})
 	return s
 }

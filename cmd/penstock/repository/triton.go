@@ -25,8 +25,7 @@ type source struct {
 	file      string
 	options   draft.Options
 	instances int
-	// taken and ignored are what config.pbtxt sets.
-	taken, ignored []string
+	notes     []string // what config.pbtxt sets, and whether it was taken
 }
 
 const (
@@ -122,76 +121,74 @@ func newest(folder string, of []int64) (version uint32, err error) {
 func (s *source) take(config *inference.ModelConfig, model *onnxfile.Model, folder string) error {
 	shapes := map[string][]int64{}
 	for _, in := range config.Input {
-		if err := compare(configName+": input", in, model.Inputs); err != nil {
+		if err := s.compare("input", in, model.Inputs); err != nil {
 			return err
 		}
 		shapes[in.Name] = in.Dims
 		if in.Reshape != nil {
 			shapes[in.Name] = in.Reshape.Shape
-			s.ignored = append(s.ignored, "reshape of "+in.Name+": requests have the model's shape")
 		}
 	}
 	for _, out := range config.Output {
-		if err := compare(configName+": output", out, model.Outputs); err != nil {
+		if err := s.compare("output", out, model.Outputs); err != nil {
 			return err
-		}
-		if out.Reshape != nil {
-			s.ignored = append(s.ignored, "reshape of "+out.Name+": answers have the model's shape")
 		}
 		if out.LabelFilename != "" {
 			s.options.Labels = filepath.Join(folder, out.LabelFilename)
-			s.taken = append(s.taken, "labels of "+out.Name)
+			s.note("labels of %s", out.Name)
 		}
 	}
 	if s.options.Size = draft.SizeOf(model, shapes); len(s.options.Size) > 0 {
-		s.taken = append(s.taken, fmt.Sprintf("sizes %v", s.options.Size))
+		s.note("sizes %v", s.options.Size)
 	}
 	if n := config.MaxBatchSize; n > 0 {
 		s.options.MaxBatch = int(n)
-		s.taken = append(s.taken, fmt.Sprintf("max_batch_size %d", n))
+		s.note("max_batch_size %d", n)
 	}
 	if len(config.InstanceGroup) > 0 {
 		s.instances = 0
 		for _, group := range config.InstanceGroup {
 			s.instances += int(max(1, group.Count))
 		}
-		s.taken = append(s.taken, fmt.Sprintf("instance_group %d", s.instances))
-	}
-	if config.VersionPolicy != nil {
-		s.taken = append(s.taken, fmt.Sprintf("version_policy %d", s.options.Version))
+		s.note("instance_group %d", s.instances)
 	}
 
 	known := []protoreflect.Name{"name", "platform", "backend", "input", "output", "max_batch_size", "instance_group", "version_policy", "default_model_filename"}
-	var fields []string
+	var others []string
 	config.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
-		switch {
-		case f.Name() == "dynamic_batching":
-			fields = append(fields, "dynamic_batching: batches follow from the objective")
-		case !slices.Contains(known, f.Name()):
-			fields = append(fields, string(f.Name()))
+		if !slices.Contains(known, f.Name()) {
+			others = append(others, "not taken: "+string(f.Name()))
 		}
 		return true
 	})
-	slices.Sort(fields)
-	s.ignored = append(s.ignored, fields...)
+	slices.Sort(others)
+	s.notes = append(s.notes, others...)
 	return nil
 }
 
+func (s *source) note(format string, args ...any) {
+	s.notes = append(s.notes, fmt.Sprintf(format, args...))
+}
+
 // compare returns an error if a tensor of config.pbtxt is none of the model's.
-func compare(what string, t interface {
+func (s *source) compare(what string, t interface {
 	GetName() string
 	GetDataType() inference.DataType
+	GetReshape() *inference.ModelTensorReshape
 }, values []onnxfile.Value) error {
+	if t.GetReshape() != nil {
+		s.note("not taken: reshape of %s, which has the model's shape", t.GetName())
+	}
 	var names []string
 	for _, v := range values {
 		if v.Name == t.GetName() {
 			name := strings.NewReplacer("fp", "f", "uint", "u", "int", "i").Replace(strings.ToLower(strings.TrimPrefix(t.GetDataType().String(), "TYPE_")))
 			if name != v.Type {
-				return fmt.Errorf("%s %s is %s, and the model's is %s", what, v.Name, t.GetDataType(), v.Type)
+				return fmt.Errorf("%s: %s %s is %s, and the model's is %s", configName, what, v.Name, t.GetDataType(), v.Type)
 			}
 			return nil
 		}
 		names = append(names, v.Name)
 	}
-	return fmt.Errorf("%s %q is none of the model's: %s", what, t.GetName(), strings.Join(names, ", "))
+	return fmt.Errorf("%s: %s %q is none of the model's: %s", configName, what, t.GetName(), strings.Join(names, ", "))
 }
