@@ -50,7 +50,9 @@ func TestInputs(t *testing.T) {
 		{"unknown", v + `,{"name":"S"}`, "", `function has no input "S", want "v" (FP16 [2]), "s" (INT64 [])`},
 		{"missing", s, "", `input "v" is missing, want "v" (FP16 [2]), "s" (INT64 [])`},
 		{"twice", v + "," + v, "", `input "v" is there twice, want it once`},
-		{"output twice", v + `],"outputs":[{"name":"y"},{"name":"y"}`, "", `output "y" is there twice, want it once`},
+		{"output twice", v + "," + s + `],"outputs":[{"name":"y"},{"name":"y"}`, "", ""},
+		{"null", v + "," + s + ",null", "", "read JSON of request: element of inputs or outputs is null, want an object"},
+		{"null output", v + "," + s + `],"outputs":[null`, "", "read JSON of request: element of inputs or outputs is null, want an object"},
 		{"images", v + `,{"name":"s","shape":[],"datatype":"INT64","data":[1]}`, "", `input "s" is of 1 images, "v" of 2; want as many of each`},
 		{"type", strings.Replace(v, "FP16", "FP32", 1), "", `input "v": datatype is "FP32", want "FP16"`},
 		{"shape", strings.Replace(v, "2,2", "4", 1), "", `input "v": shape is [4], want [2], or the same with a number of images from 1 to 256 before it`},
@@ -169,7 +171,7 @@ func TestSmallElements(t *testing.T) {
 		{`{"inputs":[%s]}`, "{}", "more than 64 inputs"},
 		{`{"outputs":[%s]}`, "{}", "more than 64 inputs or outputs"},
 		{`{"inputs":[%s]}`, "0", "cannot unmarshal number"},
-		{`{"inputs":[%s]}`, "null", `input "v" is missing`},
+		{`{"inputs":[%s]}`, "null", "element of inputs or outputs is null"},
 		{`{"inputs":[{"shape":[%s]}]}`, "0", "shape has 2000003 bytes, want at most 256"},
 	} {
 		body := fmt.Appendf(nil, c.list, strings.Repeat(c.element+",", 1_000_000)+c.element)

@@ -115,6 +115,16 @@ type (
 // maxTensors is the max number of inputs, and of outputs, of a message. A card has at most 32 of each.
 const maxTensors = 64
 
+// element is one of a list, and not null.
+type element struct{}
+
+func (element) UnmarshalJSON(text []byte) error {
+	if string(text) == "null" {
+		return errors.New("element of inputs or outputs is null, want an object")
+	}
+	return nil
+}
+
 // shape is a tensor's, whose JSON is short: a number takes more memory than its text.
 type shape []int64
 
@@ -152,7 +162,12 @@ func DecodeRequest(body []byte, headerLength string, card *models.Card, regions 
 	if err := json.Unmarshal(text, &q); err != nil {
 		return nil, fmt.Errorf("read JSON of request: %w", err)
 	}
-
+	if bytes.Contains(text, []byte("null")) { // perhaps in a list, where q shows it like the end of the list
+		var lists struct{ Inputs, Outputs [maxTensors]element }
+		if err := json.Unmarshal(text, &lists); err != nil {
+			return nil, fmt.Errorf("read JSON of request: %w", err)
+		}
+	}
 	return newRequest(&q, raw, card, regions)
 }
 
@@ -178,13 +193,10 @@ func newRequest(q *requestJSON, raw []byte, card *models.Card, regions Regions) 
 		r.Sequence, r.SequenceStart = id, q.Parameters.SequenceStart
 	}
 	for _, o := range q.Outputs {
-		if o == nil {
-			continue
+		if o == nil || slices.ContainsFunc(r.outputs, func(other outputWanted) bool { return other.name == o.Name }) {
+			continue // one answer is enough
 		}
 		wanted := outputWanted{name: o.Name, binary: r.binary, classes: o.Parameters.Classification, part: o.Parameters.part}
-		if slices.ContainsFunc(r.outputs, func(other outputWanted) bool { return other.name == o.Name }) {
-			return nil, fmt.Errorf("output %q is there twice, want it once", o.Name)
-		}
 		if wanted.classes < 0 {
 			return nil, fmt.Errorf("output %q: parameter classification is %d, want a number of classes", o.Name, wanted.classes)
 		}
