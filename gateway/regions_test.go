@@ -179,9 +179,7 @@ func TestRegionTensors(t *testing.T) {
 			if len(a.RawOutputContents) != 2 || len(a.RawOutputContents[0]) != 0 || len(a.RawOutputContents[1]) != 4 {
 				t.Errorf("raw contents %v, want none and a class", a.RawOutputContents)
 			}
-			p := a.Outputs[0].Parameters
-			return fmt.Sprintf(`"shared_memory_region":%q,"shared_memory_byte_size":%d`,
-				p["shared_memory_region"].GetStringParam(), p["shared_memory_byte_size"].GetInt64Param()), nil
+			return fmt.Sprintf(`"name":%q,"shape":[1,1,4],"datatype":%q}`, a.Outputs[0].Name, a.Outputs[0].Datatype), nil
 		},
 	}
 	box := binary.LittleEndian.AppendUint32(nil, math.Float32bits(0.25))
@@ -193,7 +191,7 @@ func TestRegionTensors(t *testing.T) {
 		if got := <-sent; !bytes.Equal(got, picture) {
 			t.Errorf("%s: the function got %q", way, got)
 		}
-		if want := `"shared_memory_region":"r","shared_memory_byte_size":16`; !strings.Contains(text, want) {
+		if want := `"name":"boxes","shape":[1,1,4],"datatype":"FP32"}`; !strings.Contains(text, want) {
 			t.Errorf("%s: %s, want %s", way, text, want)
 		}
 		now, err := os.ReadFile(file.Name())

@@ -153,10 +153,6 @@ func EncodeMessage(r *Request, name, version string, parameters map[string]int64
 			if err := r.store(&w, raw); err != nil {
 				return nil, err
 			}
-			out.Parameters = map[string]*inference.InferParameter{
-				"shared_memory_region":    {ParameterChoice: &inference.InferParameter_StringParam{StringParam: w.Region}},
-				"shared_memory_byte_size": number(int64(len(raw))),
-			}
 			raw = nil
 		}
 		m.Outputs, m.RawOutputContents = append(m.Outputs, out), append(m.RawOutputContents, raw)

@@ -246,7 +246,7 @@ func EncodeResponse(r *Request, name, version string, parameters map[string]int6
 			if err := r.store(&w, data); err != nil {
 				return nil, 0, err
 			}
-			out.Parameters = part{Region: w.Region, Size: uint64(len(data))}
+			// Without parameters: Triton's client in C++ wants binary_data_size in them.
 		} else if w.binary {
 			before := len(raw)
 			raw = t.appendBinary(raw)
