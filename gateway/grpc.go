@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	rpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -23,28 +25,21 @@ import (
 	"github.com/penstock/penstock/gateway/openinference/inference"
 )
 
-// rpc serves the Open Inference Protocol over gRPC, by the gateway's HTTP server, whose access and limits hold for it too:
-//
-//  1. serve gives the messages of a call to package grpc one by one, in memory that counts (messages).
-//  2. Package grpc decodes a message and calls its method.
-//  3. The method does what HTTP's path does. Except to infer, it answers HTTP's JSON as a message.
+// rpc serves the Open Inference Protocol over gRPC, by the gateway's HTTP server, whose access and limits hold for it too. A call is a
+// POST over HTTP/2 with messages (messages.go) as its body, and its status follows the answer in trailers (gRPC over HTTP2, in the
+// documentation of gRPC). Package grpc's own server takes its messages at once, before their memory can be counted. Each method
+// does what HTTP's path does. Except to infer, it answers HTTP's JSON as a message.
 type rpc struct {
 	inference.UnimplementedGRPCInferenceServiceServer
 	server *server
-	grpc   *grpc.Server
 	// ending ends when the gateway ends, by end.
 	ending context.Context
 	end    context.CancelFunc
 }
 
 func newRPC(s *server) *rpc {
-	p := &rpc{server: s, grpc: grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.UnaryInterceptor(
-		func(ctx context.Context, q any, _ *grpc.UnaryServerInfo, method grpc.UnaryHandler) (any, error) {
-			answer, err := method(ctx, q)
-			return answer, rpcError(err)
-		}))}
+	p := &rpc{server: s}
 	p.ending, p.end = context.WithCancel(context.Background())
-	inference.RegisterGRPCInferenceServiceServer(p.grpc, p)
 	return p
 }
 
@@ -54,35 +49,68 @@ var service = inference.File_inference_proto.Services().Get(0)
 // serve answers a call.
 func (p *rpc) serve(w http.ResponseWriter, r *http.Request) {
 	method := service.Methods().ByName(protoreflect.Name(r.PathValue("method")))
-	if method == nil { // package grpc would read the whole body
+	switch {
+	case method == nil:
 		writeError(w, http.StatusNotFound, fmt.Errorf("no such method: %q", r.PathValue("method"))) // UNIMPLEMENTED for a client
 		return
+	case r.ProtoMajor != 2 || !strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc"):
+		writeError(w, http.StatusUnsupportedMediaType, errors.New("this path is gRPC's, want HTTP/2 and content type application/grpc"))
+		return
 	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	m := &messages{ctx: ctx, cancel: cancel, from: r.Body, memory: p.server.memory, kind: method.Input(), answered: make(chan struct{}, 1)}
+	w.Header().Set("Content-Type", "application/grpc")
+	w.Header().Set("Grpc-Accept-Encoding", "identity, deflate, gzip")
+	w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
+	err := p.call(w, r, method)
+	if p.ending.Err() != nil && err != nil {
+		err = rpcstatus.Error(codes.Unavailable, "gateway ends")
+	}
+	status := rpcstatus.Convert(rpcError(err))
+	w.Header().Set("Grpc-Status", strconv.Itoa(int(status.Code())))
+	w.Header().Set("Grpc-Message", url.PathEscape(status.Message()))
+}
+
+// call calls a method.
+func (p *rpc) call(w http.ResponseWriter, r *http.Request, method protoreflect.MethodDescriptor) error {
+	ctx := r.Context()
+	if text := r.Header.Get("Grpc-Timeout"); text != "" {
+		limit, err := timeout(text)
+		if err != nil {
+			return err
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	m := &messages{w: w, r: r, memory: p.server.memory, kind: method.Input(), encoding: takeEncoding(r.Header, "Grpc-Encoding")}
+	m.ctx = context.WithValue(ctx, messagesKey{}, m)
 	defer m.release()
-	m.encoding = takeEncoding(r.Header, "Grpc-Encoding") // package grpc refuses others
 	if method.IsStreamingClient() {
 		m.stream = http.NewResponseController(w)
 		// Shutdown waits for calls, and a stream may not end by itself.
-		defer context.AfterFunc(p.ending, func() { _ = m.from.Close() })()
+		defer context.AfterFunc(p.ending, func() { _ = r.Body.Close() })()
+		return inference.GRPCInferenceService_ServiceDesc.Streams[0].Handler(p, m)
 	}
-	r = r.WithContext(context.WithValue(ctx, messagesKey{}, m))
-	r.Body = m
-	p.grpc.ServeHTTP(flusher{w, m.stream}, r)
+	for _, d := range inference.GRPCInferenceService_ServiceDesc.Methods {
+		if d.MethodName == string(method.Name()) {
+			answer, err := d.Handler(p, m.ctx, m.RecvMsg, nil)
+			if err != nil {
+				return err
+			}
+			return m.SendMsg(answer)
+		}
+	}
+	return rpcstatus.Error(codes.Unimplemented, string(method.Name()))
 }
 
-// flusher is an http.ResponseWriter as package grpc wants it. The answer of a call that is no stream goes out at once, at its end.
-type flusher struct {
-	http.ResponseWriter
-	stream *http.ResponseController // nil: the call is none
-}
-
-func (f flusher) Flush() {
-	if f.stream != nil {
-		_ = f.stream.Flush() // the client may have gone
+// timeout reads the time that a client gives a call, such as 100m for 100 ms.
+func timeout(text string) (time.Duration, error) {
+	last := len(text) - 1
+	unit := map[byte]time.Duration{'H': time.Hour, 'M': time.Minute, 'S': time.Second, 'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond}[text[last]]
+	n, err := strconv.ParseInt(text[:last], 10, 64)
+	if err != nil || n < 0 || unit == 0 {
+		return 0, badRequest(fmt.Errorf("read grpc-timeout %q: want digits and one of H, M, S, m, u, n", text))
 	}
+	return time.Duration(min(n, math.MaxInt64/int64(unit))) * unit, nil
 }
 
 // codesOf are the codes of gRPC for the statuses of HTTP. Others are codes.Internal.
@@ -211,7 +239,8 @@ func (p *rpc) ModelInfer(ctx context.Context, m *inference.ModelInferRequest) (*
 	for _, raw := range m.RawInputContents {
 		text -= len(raw)
 	}
-	body := ctx.Value(messagesKey{}).(*messages).current
+	received := ctx.Value(messagesKey{}).(*messages)
+	body := received.current
 	q, err := p.server.tensors(ctx, body, text, func() (*openinference.Request, error) {
 		return openinference.DecodeMessage(m, f.Card, p.server.regions.tensors(ctx, body))
 	})
@@ -223,8 +252,7 @@ func (p *rpc) ModelInfer(ctx context.Context, m *inference.ModelInferRequest) (*
 	if at, ok := ctx.Deadline(); ok {
 		wanted.Deadline = min(time.Until(at), functions.MaxWait)
 	}
-	from, _ := peer.FromContext(ctx) // each call has one
-	answers, err := p.server.inferTensors(ctx, from.Addr.String(), f, q, wanted)
+	answers, err := p.server.inferTensors(ctx, received.r.RemoteAddr, f, q, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -254,6 +282,5 @@ func (p *rpc) ModelStreamInfer(stream inference.GRPCInferenceService_ModelStream
 		if err := stream.Send(answer); err != nil {
 			return err
 		}
-		ctx.Value(messagesKey{}).(*messages).answered <- struct{}{}
 	}
 }

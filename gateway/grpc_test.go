@@ -192,7 +192,7 @@ func TestGRPCErrors(t *testing.T) {
 		{"output", oneBox, message(func(m *inference.ModelInferRequest) {
 			m.Outputs = []*inference.ModelInferRequest_InferRequestedOutputTensor{{Name: "x"}}
 		}), codes.InvalidArgument, `no output "x"`},
-		{"too long", oneBox, pictureMessage(maxMessage/48 + 1), codes.ResourceExhausted, "larger than max"},
+		{"too long", oneBox, pictureMessage(maxMessage/48 + 1), codes.ResourceExhausted, "want at most 33554432"},
 		{"busy", status(wire.StatusBusy), message(func(*inference.ModelInferRequest) {}), codes.Unavailable, "busy"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

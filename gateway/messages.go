@@ -3,36 +3,34 @@ package gateway
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// messages is the body of a call of gRPC. Package grpc reads all of a body into memory, even if it has no end. So this one gives
-// it one message at a time. The next comes when the last is answered. A call that is no stream has one.
+// messages are those of a call of gRPC. Each begins with a byte that says whether it is compressed, and its length in four.
 type messages struct {
+	grpc.ServerStream // for methods that nothing calls
+
 	ctx    context.Context
-	cancel context.CancelFunc
-	from   io.ReadCloser
+	w      http.ResponseWriter
+	r      *http.Request
 	memory *memory
 	kind   protoreflect.MessageDescriptor
 	// stream sets the deadlines of a stream; nil: the call is none.
 	stream *http.ResponseController
-	// encoding of compressed messages. Package grpc gets them decompressed.
+	// encoding of compressed messages; empty: none that the gateway knows.
 	encoding string
-	// answered receives when the method is done with a message.
-	answered chan struct{}
-
-	// The goroutine that reads owns the rest, until it ends.
+	// current is the last message that was received. It counts until the next.
 	current *buffer
-	unread  net.Buffers // the prefix and current
-	ended   bool
 }
 
 type messagesKey struct{}
@@ -43,70 +41,71 @@ const (
 	// maxSilence is the max time between two messages of a stream.
 	maxSilence = 5 * time.Minute
 
-	messagePrefix = 5 // bytes: whether it is compressed, and the length in big endian
+	messagePrefix = 5
 )
 
-// Read reads the messages as they came.
-func (m *messages) Read(to []byte) (int, error) {
-	if len(m.unread) == 0 {
-		if err := m.next(); err != nil {
-			return 0, err
-		}
-	}
-	n, _ := m.unread.Read(to) // it ends with the message, not with the call
-	return n, nil
-}
+// Context implements grpc.ServerStream.
+func (m *messages) Context() context.Context { return m.ctx }
 
-// next receives a message.
-func (m *messages) next() error {
-	if m.current != nil && m.stream != nil {
-		select {
-		case <-m.answered:
-		case <-m.ctx.Done():
-			return m.ctx.Err()
-		}
-	}
-	if m.ended || m.current != nil && m.stream == nil {
-		return io.EOF
-	}
+// RecvMsg reads the next message. io.EOF says that a stream has no more.
+func (m *messages) RecvMsg(to any) error {
 	m.release()
 	if m.stream != nil {
 		if err := m.stream.SetReadDeadline(time.Now().Add(maxSilence)); err != nil {
 			return fmt.Errorf("set deadline of stream: %w", err)
 		}
 	}
-
 	prefix := make([]byte, messagePrefix)
-	if _, err := io.ReadFull(m.from, prefix); err != nil {
+	_, err := io.ReadFull(m.r.Body, prefix)
+	if err == io.EOF && m.stream != nil {
 		return err
 	}
-	size := int64(binary.BigEndian.Uint32(prefix[1:]))
-	body := io.LimitReader(m.from, size)
-	var err error
-	switch compressed := prefix[0] == 1 && m.encoding != ""; {
-	case size > maxMessage:
-		err = &http.MaxBytesError{Limit: maxMessage}
-	case compressed:
-		m.current, err = m.memory.inflate(m.ctx, m.encoding, body, maxMessage)
-		prefix[0] = 0
-	default:
-		if m.current, err = m.memory.read(m.ctx, body, size); err == nil && len(m.current.data) < int(size) {
-			err = io.ErrUnexpectedEOF
-		}
+	if err == nil {
+		err = m.read(prefix[0] == 1, int64(binary.BigEndian.Uint32(prefix[1:])))
 	}
-	var large *http.MaxBytesError
-	if errors.As(err, &large) { // package grpc refuses it when it sees the prefix
-		binary.BigEndian.PutUint32(prefix[1:], maxMessage+1)
-		m.unread, m.ended = net.Buffers{prefix}, true
-		return nil
+	if err == nil {
+		err = m.current.reserve(m.ctx, decodedBytes(m.current.data, m.kind))
+	}
+	if err == nil {
+		err = proto.Unmarshal(m.current.data, to.(proto.Message))
 	}
 	if err != nil {
+		return badRequest(fmt.Errorf("read message: %w", err))
+	}
+	return nil
+}
+
+// read reads a message of some size.
+func (m *messages) read(compressed bool, size int64) (err error) {
+	if size > maxMessage {
+		return &httpError{http.StatusRequestEntityTooLarge, fmt.Errorf("%d bytes, want at most %d", size, maxMessage)}
+	}
+	body := io.LimitReader(m.r.Body, size)
+	if compressed {
+		if m.encoding == "" {
+			return rpcstatus.Error(codes.Unimplemented, "message is compressed, want grpc-encoding gzip, deflate or identity")
+		}
+		m.current, err = m.memory.inflate(m.ctx, m.encoding, body, maxMessage)
 		return err
 	}
-	message := m.current.data
-	binary.BigEndian.PutUint32(prefix[1:], uint32(len(message)))
-	m.unread = net.Buffers{prefix, message}
-	return m.current.reserve(m.ctx, decodedBytes(message, m.kind))
+	if m.current, err = m.memory.read(m.ctx, body, size); err == nil && len(m.current.data) < int(size) {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// SendMsg sends an answer. That of a call which is no stream goes out at once, at its end.
+func (m *messages) SendMsg(answer any) error {
+	v := answer.(proto.Message)
+	framed, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, messagePrefix, messagePrefix+proto.Size(v)), v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	binary.BigEndian.PutUint32(framed[1:], uint32(len(framed)-messagePrefix))
+	if _, err = m.w.Write(framed); err == nil && m.stream != nil {
+		err = m.stream.Flush()
+	}
+	return err
 }
 
 // decodedBytes is the memory of a message besides itself: two copies of its tensors, and Go's form of its fields.
@@ -123,7 +122,7 @@ func fieldBytes(message []byte, of protoreflect.MessageDescriptor) (sum int) {
 	for len(message) > 0 && sum <= maxBodies {
 		number, _, n := protowire.ConsumeField(message)
 		if n < 0 {
-			break // package grpc says what is wrong
+			break // RecvMsg says what is wrong
 		}
 		sum += perField
 		_, kind, tag := protowire.ConsumeTag(message)
@@ -146,10 +145,4 @@ func (m *messages) release() {
 		m.current.release()
 		m.current = nil
 	}
-}
-
-// Close makes Read return.
-func (m *messages) Close() error {
-	m.cancel()
-	return m.from.Close()
 }
