@@ -178,7 +178,7 @@ func (r *Reader) Explain(f Refusal) string {
 	case changed:
 		return fmt.Sprintf("the camera changed from pictures of %d bytes to %d, and its packets arrive in another order; want one format and size", f.A, f.B)
 	case badGroup:
-		g := r.group()
+		g := groupOf(r.Shape)
 		return fmt.Sprintf("the camera sends %d bytes of a line, which divide a group (%d bytes, %d x %d pixels), %s", f.A, g.bytes, g.width, g.height, want)
 	}
 	return ""

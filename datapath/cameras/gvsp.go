@@ -1,7 +1,6 @@
 package cameras
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -109,20 +108,7 @@ func (r *Reader) checkShape(code, width, height uint32, padding int) error {
 	if pixelFormats[code].wire == 0 {
 		return errors.New("this pixel format is not known; want Mono8 to Mono16, RGB8, BGR8, RGBa8, YUV422_8, YUV422_8_UYVY, or Bayer of 8, 10 or 12 bits")
 	}
-	p := r.shapeOf(code, width, height, padding)
-	l, _ := p.Format.Layout()
-	multiple := 1
-	switch {
-	case l.Packing == wire.Tight && l.Bits == 10:
-		multiple = 4
-	case l.Packing != wire.Whole:
-		multiple = 2
-	}
-	if p.Width%multiple != 0 {
-		return fmt.Errorf("lines of %d pixels end within a byte; want a multiple of %d", p.Width, multiple)
-	}
-	size, err := p.Bytes()
-	return cmp.Or(err, p.Check(size, r.Largest))
+	return CheckShape(r.shapeOf(code, width, height, padding), r.Largest)
 }
 
 // readGVSP is Read for GVSP.

@@ -37,7 +37,7 @@ func (r *Reader) readRFC4175(p *Packet, head []byte, packetBytes int) error {
 	if err != nil {
 		return err
 	}
-	g := r.group()
+	g := groupOf(r.Shape)
 	p.Shape = r.Shape
 	p.Part, p.Picture, p.Stream = Run, binary.BigEndian.Uint32(head[4:]), binary.BigEndian.Uint32(head[8:])
 	at += sequenceBytes
@@ -102,29 +102,36 @@ type group struct {
 	row                  int // bytes from a row of groups to the next
 }
 
-func (r *Reader) group() group {
-	g := group{width: 1, height: 1, row: r.Shape.RowBytes()}
-	l, _ := r.Shape.Format.Layout()
+func groupOf(p wire.Picture) group {
+	g := group{width: 1, height: 1, row: p.RowBytes()}
+	l, _ := p.Format.Layout()
 	if l.EvenWidth {
 		g.width = 2
 	}
 	if l.EvenHeight {
 		g.height = 2
 	}
-	for g.width*l.Samples*l.Bits%8 != 0 {
+	bytes := func(width int) int {
+		p.Width = width
+		return p.RowBytes() // rounded up
+	}
+	for bytes(8*g.width) != 8*bytes(g.width) {
 		g.width *= 2
 	}
-	g.bytes = g.width * l.Samples * l.Bits / 8
+	g.bytes = bytes(g.width)
 	return g
 }
 
-// Check returns an error if no camera can send pictures of the reader's shape, or they are larger than the largest.
-func (r *Reader) Check(largest int) error {
-	g := r.group()
-	if err := r.Shape.Check(r.PictureBytes(), largest); err != nil || r.Format != RFC4175 || r.Shape.Width%g.width == 0 {
+// CheckShape returns an error if no camera can send such a picture, or it is larger than the largest.
+func CheckShape(p wire.Picture, largest int) error {
+	size, _ := p.Bytes()
+	if err := p.Check(size, largest); err != nil {
 		return err
 	}
-	return fmt.Errorf("picture has a width of %d pixels, want a multiple of %d for %s", r.Shape.Width, g.width, r.Shape.Format)
+	if g := groupOf(p); p.Width%g.width != 0 {
+		return fmt.Errorf("lines of %d pixels end within a group; want a multiple of %d", p.Width, g.width)
+	}
+	return nil
 }
 
 // refuseLine says why no picture that the model takes has that part of a line.

@@ -36,7 +36,7 @@ func checkCamera(c *configs.Function, in *models.Input) error {
 	case r.Shape.Format == 0:
 		return nil
 	}
-	if err := r.Check(maxRequestBytes); err != nil {
+	if err := cameras.CheckShape(r.Shape, maxRequestBytes); err != nil {
 		return fmt.Errorf("is %s, whose %w", c.Format, err)
 	}
 	return nil

@@ -51,7 +51,7 @@ func TestCheckCamera(t *testing.T) {
 		{"any picture", configs.FormatGVSP, wide, "", "640x480"},
 		{"any picture over RTP", configs.FormatRFC4175UYVY, odd, "", "640x480"},
 		{"odd lines over RTP", configs.FormatRFC4175UYVY, input(3), "is rfc4175-uyvy, whose picture has 641 x 480 pixels, want even numbers for uyvy", "641x480"},
-		{"half a group of RTP", configs.FormatRFC4175RGB10, input(3), "is rfc4175-rgb10, whose picture has a width of 642 pixels, want a multiple of 4 for rgb10", "642x480"},
+		{"half a group of RTP", configs.FormatRFC4175RGB10, input(3), "is rfc4175-rgb10, whose lines of 642 pixels end within a group; want a multiple of 4", "642x480"},
 		{"too wide over RTP", configs.FormatRFC4175, input(3), "with pictures of 32768 x 8 pixels; want at most 32767", "32768x8"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
