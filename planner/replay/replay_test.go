@@ -202,19 +202,9 @@ func TestConfidence(t *testing.T) {
 	}
 }
 
-func TestConfigErrors(t *testing.T) {
+func TestNoSegment(t *testing.T) {
 	pt := point(1, 1, 1, 10)
 	p, pl := shop(t, 1, 100, []plan.Point{pt}, segment(0, 0, pt))
-	for want, c := range map[string]Config{
-		`replay: -1 requests: want at least 1`:                         {Requests: -1},
-		`replay: 1 runs: want at least 2, to tell how far they differ`: {MinRuns: 1},
-		`replay: at most 2 runs and at least 5: want no fewer at most`: {MaxRuns: 2},
-		`replay: precision -1: want a share above 0`:                   {Precision: -1},
-	} {
-		if _, err := Run(p, pl, c); err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
-	}
 	pl.Segments = nil
 	if _, err := Run(p, pl, Config{}); err == nil || err.Error() != `replay: service "s" has no segment` {
 		t.Error(err)

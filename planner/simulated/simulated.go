@@ -60,9 +60,6 @@ func (pl simulatedPolicy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	if !(pl.Threshold > 0 && pl.Threshold <= 1) {
-		return nil, fmt.Errorf("%s: threshold %v: want a share above 0, up to 1", Name, pl.Threshold)
-	}
 	students := make([]*student, len(p.Services))
 	for i, s := range p.Services {
 		students[i] = newStudent(pl, p, s)

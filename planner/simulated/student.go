@@ -116,11 +116,7 @@ func (st *student) next() error {
 		st.open = slices.Delete(st.open, best, best+1)
 		st.add(n.level+1, n.room)
 		st.add(n.level, n.room+1)
-		passes, err := st.replayed(n.segments)
-		if err != nil {
-			return err
-		}
-		if passes {
+		if st.passes(n.segments) {
 			st.at = n
 			return nil
 		}
@@ -135,9 +131,9 @@ func (st *student) next() error {
 // times the threshold, the student skips the long replay.
 const hopeless = 4
 
-// replayed reports whether the service passes on these segments. A clear failure
-// gets only a short replay.
-func (st *student) replayed(segments []plan.Segment) (bool, error) {
+// passes reports whether the service passes its replay on these segments. A clear
+// failure gets only a short replay.
+func (st *student) passes(segments []plan.Segment) bool {
 	var key []string
 	for _, g := range segments {
 		key = append(key, fmt.Sprintf("%s/%d/%d/%d", g.GPUModel, g.GPCs, g.Batch, g.Processes))
@@ -145,25 +141,20 @@ func (st *student) replayed(segments []plan.Segment) (bool, error) {
 	slices.Sort(key)
 	mix := strings.Join(key, " ")
 	if passes, known := st.passed[mix]; known {
-		return passes, nil
+		return passes
 	}
 	s := plan.Assigned{Service: st.service.Name, Model: st.service.Model, RateRPS: st.service.RateRPS, SLOMS: st.service.SLOMS}
 	lesson := st.policy.Replay
 	lesson.Requests, lesson.MinRuns, lesson.MaxRuns, lesson.Precision = 4000, 2, 2, 1
-	r, err := replay.One(st.problem, s, segments, lesson)
-	if err != nil {
-		return false, err
-	}
+	r := replay.One(st.problem, s, segments, lesson)
 	if r.Violations <= hopeless*st.policy.Threshold {
 		lesson.Requests, lesson.MinRuns, lesson.MaxRuns, lesson.Precision = 10000, 5, 15, st.policy.Threshold/5
-		if r, err = replay.One(st.problem, s, segments, lesson); err != nil {
-			return false, err
-		}
+		r = replay.One(st.problem, s, segments, lesson)
 		st.minViolations = min(st.minViolations, r.High)
 	} else {
 		st.minViolations = min(st.minViolations, r.Violations)
 	}
 	passes := r.Violations <= hopeless*st.policy.Threshold && r.High <= st.policy.Threshold
 	st.passed[mix] = passes
-	return passes, nil
+	return passes
 }
