@@ -347,7 +347,4 @@ func (r *profiling) Memory() (m sweep.Memory, err error) {
 }
 
 // Stop ends the load and waits until everything in flight is answered.
-func (r *profiling) Stop() error {
-	r.load.stop()
-	return nil
-}
+func (r *profiling) Stop() { r.load.stop() }

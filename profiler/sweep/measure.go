@@ -34,7 +34,7 @@ type Running interface {
 	Memory() (Memory, error)
 	// Stop ends the load; nothing is in flight then. The processes may stay for the
 	// next cell.
-	Stop() error
+	Stop()
 }
 
 // Window is what all processes of a cell did in a period of time.
@@ -126,7 +126,7 @@ func measure(ctx context.Context, r Runner, rule stopRule, c Cell) (m Measured, 
 	if err != nil {
 		return m, err
 	}
-	defer func() { err = errors.Join(err, running.Stop()) }()
+	defer running.Stop()
 	length, err := warmUp(ctx, running, rule, c)
 	if err != nil {
 		return m, err
