@@ -122,11 +122,6 @@ type Result struct {
 // StageNames are the names of the stages in reports, in order.
 var StageNames = [...]string{"aggregate", "queue", "gather", "infer", "reply"}
 
-// StageTimes returns the times of the stages, in the order of StageNames.
-func (r *Result) StageTimes() [len(StageNames)]time.Duration {
-	return [...]time.Duration{r.Aggregate, r.Queue, r.Gather, r.Infer, r.Reply}
-}
-
 // Stages is the time that the request spent in the manager.
 func (r *Result) Stages() time.Duration {
 	return r.Aggregate + r.Queue + r.Gather + r.Infer + r.Reply

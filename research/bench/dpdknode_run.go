@@ -415,7 +415,7 @@ func (t *nodeTraffic) ended(b []byte, now time.Time) (bool, error) {
 	}
 	t.batches += float64(result.Batch)
 	t.endToEnd = append(t.endToEnd, now.Sub(f.since))
-	for i, d := range result.StageTimes() {
+	for i, d := range []time.Duration{result.Aggregate, result.Queue, result.Gather, result.Infer, result.Reply} {
 		t.stages[i] = append(t.stages[i], d)
 	}
 	return true, nil
