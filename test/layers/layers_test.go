@@ -53,7 +53,7 @@ var inner = map[string][][]string{
 		{""},
 		{"gpu"},
 		{"cpushare", "guest", "keeper", "mps", "program"},
-		{"cgroup", "sandbox"},
+		{"cgroup", "sandbox", "topology"},
 	},
 	"libml": {
 		{"libpenstock"},
