@@ -84,7 +84,7 @@ var defaultLimits = limits{
 // manager names.
 func Run(ctx context.Context, o Options) error {
 	if len(o.CPUs) == 0 {
-		_, o.CPUs = IFCPUs(o.ReservedCPUs)
+		_, o.CPUs = IFCPUs(o.ReservedCPUs, Near{})
 	}
 	release, err := control.ClaimOrchestrator(o.Dir)
 	if err != nil {

@@ -43,7 +43,7 @@ func (p *Profiler) Header() (profile.Header, error) {
 		h.Device, h.GPU = "cuda", gpuName(d)
 		return h, nil
 	}
-	_, cpus := orchestrator.IFCPUs(0)
+	_, cpus := orchestrator.IFCPUs(0, orchestrator.Near{})
 	h.GPU = fmt.Sprintf("%s, %d of %d CPUs", m.CPU, len(cpus), m.CPUs)
 	return h, nil
 }

@@ -46,7 +46,7 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	runtime.GOMAXPROCS(runtime.NumCPU())
 	datapath.RaiseProcess()
 	shm.Spin = max(shm.Spin, c.BusyPoll)
-	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
+	own, _ := orchestrator.IFCPUs(c.ReservedCPUs, check.Near(c))
 	if err := cpuset.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("cannot keep the manager off the CPUs of the inference functions")
 	}

@@ -71,7 +71,7 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 	if err != nil {
 		return fmt.Errorf("find own binary: %w", err)
 	}
-	own, ifs := orchestrator.IFCPUs(c.ReservedCPUs)
+	own, ifs := orchestrator.IFCPUs(c.ReservedCPUs, check.Near(c))
 	if err := cpuset.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("cannot keep the orchestrator off the CPUs of the inference functions")
 	}

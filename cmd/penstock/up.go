@@ -21,7 +21,10 @@ import (
 	"github.com/penstock/penstock/control/oomscore"
 	"github.com/penstock/penstock/node/supervisor"
 	"github.com/penstock/penstock/node/systemd"
+	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/orchestrator/topology"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 func upCommand() *cobra.Command {
@@ -71,6 +74,11 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		return err
 	}
 	defer release()
+	unclaim, err := claimCPUs(c, log)
+	if err != nil {
+		return err
+	}
+	defer unclaim()
 	args := []string{"--runtime-dir", c.RuntimeDir}
 	if flags.config != "" {
 		args = append(args, "--config", flags.config)
@@ -117,6 +125,33 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		return exitStatus(exit.ExitCode()) // the child has already reported the reason
 	}
 	return err
+}
+
+// claimCPUs chooses CPUs that no other node has and keeps this process, and those that it starts, on them.
+func claimCPUs(c configs.Config, log zerolog.Logger) (unclaim func(), err error) {
+	const root = "/"
+	allowed, err := cpuset.Allowed()
+	if err != nil { // more CPUs than a set holds
+		return func() {}, nil
+	}
+	near := check.Near(c)
+	for taken := []int{}; ; {
+		cpus, shared := orchestrator.ChooseCPUs(allowed, taken, c.ReservedCPUs, near)
+		if shared {
+			log.Info().Msg("other nodes have claimed the CPUs; this node shares them, and requests may wait")
+			return func() {}, nil
+		}
+		claim := topology.Take(root, cpus)
+		if len(claim.Busy) == 0 {
+			if len(cpus) < len(allowed) {
+				log.Info().Str("cpus", cpuset.Format(cpus)).Msg("claimed CPUs")
+				err = cpuset.Pin(cpus)
+			}
+			return claim.Release, err
+		}
+		taken = append(taken, claim.Busy...)
+		claim.Release()
+	}
 }
 
 // announce logs one line with the ports and the page when all functions serve. It waits a moment for

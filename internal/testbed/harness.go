@@ -171,7 +171,7 @@ const MinCPUs = 8
 // every datagram, as the manager does, and also assembles answers. The manager gets half
 // of the rest. On a small machine the load shares the manager's CPUs.
 func PlanCPUs() cpuPlan {
-	own, ifs := orchestrator.IFCPUs(0)
+	own, ifs := orchestrator.IFCPUs(0, orchestrator.Near{})
 	all := slices.Concat(own, ifs)
 	slices.Sort(all)
 	all = slices.Compact(all)

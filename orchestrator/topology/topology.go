@@ -45,7 +45,7 @@ const (
 
 var uuidLine = regexp.MustCompile(`(?m)^GPU UUID:\s*(\S+)`)
 
-// Read reads /sys and /proc below root. What it cannot read is missing from the result.
+// Read reads /sys and /proc below root. Files that are missing leave out what they describe.
 func Read(root string) (m Machine) {
 	text := func(name ...string) string {
 		content, _ := os.ReadFile(filepath.Join(root, filepath.Join(name...)))

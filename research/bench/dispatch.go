@@ -62,7 +62,7 @@ functions:
 		return r, err
 	}
 	// The client does not use the CPUs of the measured processes.
-	own, ifs := orchestrator.IFCPUs(0)
+	own, ifs := orchestrator.IFCPUs(0, orchestrator.Near{})
 	if err := cpuset.Pin(own); err != nil {
 		return r, err
 	}

@@ -250,7 +250,7 @@ func readCPUs() (t cpuTicks, err error) {
 	if err != nil {
 		return t, fmt.Errorf("read CPU times: %w", err)
 	}
-	_, cpus := orchestrator.IFCPUs(0)
+	_, cpus := orchestrator.IFCPUs(0, orchestrator.Near{})
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
 		const counted = 8 // the others are in the first two

@@ -107,7 +107,7 @@ functions:
 		return out, err
 	}
 	// The load does not use the CPUs of the measured processes.
-	own, ifs := orchestrator.IFCPUs(0)
+	own, ifs := orchestrator.IFCPUs(0, orchestrator.Near{})
 	if err := cpuset.Pin(own); err != nil {
 		return out, err
 	}

@@ -38,7 +38,7 @@ const minCPUs = 8
 // the other benchmarks do. The load needs so many because it builds every datagram that the
 // manager parses. If there are few CPUs, node and load share them.
 func divideCPUs() cpus {
-	own, ifs := orchestrator.IFCPUs(0)
+	own, ifs := orchestrator.IFCPUs(0, orchestrator.Near{})
 	all := slices.Sorted(slices.Values(slices.Concat(own, ifs)))
 	all = slices.Compact(all)
 	if len(all) < minCPUs {

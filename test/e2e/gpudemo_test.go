@@ -46,7 +46,7 @@ func TestGPUDemo(t *testing.T) {
 	// The node uses all CPUs, although the load is pinned to some of them.
 	log, err := os.ReadFile(filepath.Join(folder, "penstock.log"))
 	must.OK(t, err)
-	_, cpus := orchestrator.IFCPUs(0)
+	_, cpus := orchestrator.IFCPUs(0, orchestrator.Near{})
 	want := fmt.Sprintf(`"cpus":[%s]`, strings.ReplaceAll(strings.Trim(fmt.Sprint(cpus), "[]"), " ", ","))
 	if n := strings.Count(string(log), want); n != 1 {
 		t.Errorf("%d nodes use %s, want 1:\n%s", n, want, log)

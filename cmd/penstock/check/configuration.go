@@ -117,7 +117,7 @@ func inspect(ctx context.Context, c configs.Config) (notes []string, err error) 
 	held, err := httpAddress(c, n.running)
 	n.notes = append(n.notes, held...)
 	n.problems.Add(err, "http")
-	own, functions := orchestrator.IFCPUs(c.ReservedCPUs)
+	own, functions := orchestrator.IFCPUs(c.ReservedCPUs, Near(c))
 	n.crowded(len(functions))
 	if c.ReservedCPUs > len(own) {
 		n.notes = append(n.notes, fmt.Sprintf("reserved_cpus: is %d, and the manager gets %d: inference functions keep at least one CPU", c.ReservedCPUs, len(own)))

@@ -11,11 +11,12 @@ import (
 
 var cpuChecks = []row{
 	{subject: "cpus", run: cpus},
+	{each: numaNodes},
 	{each: shareMechanisms},
 }
 
 func cpus(_ context.Context, m *machine) Finding {
-	managerCPUs, ifCPUs := orchestrator.IFCPUs(m.config.ReservedCPUs)
+	managerCPUs, ifCPUs := orchestrator.IFCPUs(m.config.ReservedCPUs, nearDevices(m.config, m.topology()))
 	text := fmt.Sprintf("%d; manager on %v, inference functions on %v (their 100 %%)", runtime.NumCPU(), managerCPUs, ifCPUs)
 	if len(managerCPUs) == 0 {
 		return fail(text, "manager and inference functions share one CPU; give the machine more CPUs, or expect late answers")

@@ -60,10 +60,10 @@ func checkDPDK(dir, version string, d *configs.DPDK) Report {
 	return run(context.Background(), m, dpdkChecks)
 }
 
-// examined makes a machine of files and lets the doctor look at it.
-func examined(t *testing.T, files map[string]string, d *configs.DPDK) map[string]Finding {
+// writeMachine makes a machine of files below a folder.
+func writeMachine(t *testing.T, files map[string]string) (root string) {
 	t.Helper()
-	root := t.TempDir()
+	root = t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(root, name)
 		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o700))
@@ -76,8 +76,14 @@ func examined(t *testing.T, files map[string]string, d *configs.DPDK) map[string
 		}
 		must.OK(t, err)
 	}
+	return root
+}
+
+// examined lets the doctor look at a machine of files.
+func examined(t *testing.T, files map[string]string, d *configs.DPDK) map[string]Finding {
+	t.Helper()
 	found := map[string]Finding{}
-	for _, f := range checkDPDK(root, "DPDK 22.11.11", d) {
+	for _, f := range checkDPDK(writeMachine(t, files), "DPDK 22.11.11", d) {
 		found[f.Subject] = f
 		if f.Text == "" {
 			t.Errorf("%s says nothing", f.Subject)

@@ -13,12 +13,10 @@ import (
 // pciAddress is the address of a PCI device as DPDK and sysfs write it.
 var pciAddress = regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`)
 
-// Classes and vendors of PCI devices (PCI ID assignment, base classes 02h, 03h and 06h).
+// Classes of PCI devices (PCI ID assignment, base classes 02h and 06h).
 const (
 	ethernetClass = "0x0200"
-	displayClass  = "0x03"
 	bridgeClass   = "0x0604"
-	nvidiaVendor  = "0x10de"
 )
 
 // Kernel drivers that DPDK shares a card with (doc/guides/nics/mlx5.rst), and those that give

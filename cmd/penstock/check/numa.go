@@ -4,89 +4,145 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/topology"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// numaNode is the number of a node. It prints as a number or as "unknown".
-type numaNode int
+// Near returns the CPUs near the devices of a configuration.
+func Near(c configs.Config) orchestrator.Near { return nearDevices(c, topology.Read("/")) }
 
-const unknownNode numaNode = -1
+func nearDevices(c configs.Config, t topology.Machine) (near orchestrator.Near) {
+	if gpu, ok := t.GPU(c.Device); ok && gpu.Node != topology.Unknown {
+		there := 0
+		for _, g := range t.GPUs {
+			if g.Node == gpu.Node {
+				there++
+			}
+		}
+		near.GPU, near.Part = t.Near(gpu.Node), 1/float64(there)
+	}
+	card := interfaceOf(c.Listen)
+	if d := c.Source.DPDK; d != nil {
+		card = strings.ToLower(portName(d.Port))
+	}
+	for _, n := range t.NICs {
+		if card != "" && (n.Name == card || n.Address == card) {
+			near.NIC = t.Near(n.Node)
+		}
+	}
+	return near
+}
 
-func (n numaNode) String() string {
-	if n == unknownNode {
+// interfaceOf returns the interface that has an address. It is empty for addresses of all interfaces.
+func interfaceOf(address netip.Addr) string {
+	interfaces, _ := net.Interfaces()
+	for _, i := range interfaces {
+		addresses, _ := i.Addrs()
+		for _, a := range addresses {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr() == address.Unmap() {
+				return i.Name
+			}
+		}
+	}
+	return ""
+}
+
+// numaNodes shows what is near each other, and which processes have claimed CPUs (penstock up).
+func numaNodes(_ context.Context, m *machine) (list []Finding) {
+	t := m.topology()
+	for _, n := range t.Nodes {
+		f := pass("CPUs " + cpuset.Format(slices.Sorted(slices.Values(n.CPUs)))).about(fmt.Sprintf("numa node %d", n.ID))
+		for _, g := range t.GPUs {
+			if g.Node == n.ID {
+				f.Text += ", GPU " + g.Address
+			}
+		}
+		for _, c := range t.NICs {
+			if c.Node == n.ID {
+				f.Text += ", card " + cmp.Or(c.Name, c.Address)
+			}
+		}
+		claimed := map[int][]int{}
+		owners := topology.Owners(string(m.files), n.CPUs)
+		for _, cpu := range slices.Sorted(maps.Keys(owners)) {
+			claimed[owners[cpu]] = append(claimed[owners[cpu]], cpu)
+		}
+		for _, pid := range slices.Sorted(maps.Keys(claimed)) {
+			f.Text += fmt.Sprintf("; the node of process %d has %s", pid, cpuset.Format(claimed[pid]))
+		}
+		list = append(list, f)
+	}
+	return list
+}
+
+func (m *machine) topology() topology.Machine { return topology.Read(string(m.files)) }
+
+// nodeText is the number of a NUMA node, or "unknown".
+func nodeText(n int) string {
+	if n == topology.Unknown {
 		return "unknown"
 	}
-	return strconv.Itoa(int(n))
+	return strconv.Itoa(n)
 }
 
 // numa compares the nodes of the card, the polling cores and the GPUs.
 func numa(_ context.Context, m *machine) Finding {
-	online, err := m.files.list("/sys/devices/system/node/online")
-	if err != nil || len(online) < 2 {
+	t := m.topology()
+	if len(t.Nodes) < 2 {
 		return pass("one node, so card, cores and GPU are on the same node")
 	}
 
 	d, _ := m.dpdk()
 	var parts []string
-	card := unknownNode
+	card := topology.Unknown
 	if isPCI(d.Port) {
-		card = m.nodeOfDevice(portName(d.Port))
-		parts = append(parts, fmt.Sprintf("card on node %v", card))
-	}
-	gpuNodes := map[numaNode]bool{}
-	for _, address := range m.files.names(pciDevices) {
-		vendor, _ := m.files.text(pciFile(address, "vendor"))
-		class, _ := m.files.text(pciFile(address, "class"))
-		if vendor == nvidiaVendor && strings.HasPrefix(class, displayClass) {
-			n := m.nodeOfDevice(address)
-			gpuNodes[n] = true
-			parts = append(parts, fmt.Sprintf("GPU %s on node %v", address, n))
+		for _, n := range t.NICs {
+			if n.Address == strings.ToLower(portName(d.Port)) {
+				card = n.Node
+			}
 		}
+		parts = append(parts, "card on node "+nodeText(card))
+	}
+	gpuNodes := map[int]bool{}
+	for _, g := range t.GPUs {
+		gpuNodes[g.Node] = true
+		parts = append(parts, fmt.Sprintf("GPU %s on node %s", g.Address, nodeText(g.Node)))
 	}
 	coreElsewhere := false
 	for _, core := range d.LCores {
-		n := m.nodeOfCore(core, online)
-		parts = append(parts, fmt.Sprintf("core %d on node %v", core, n))
-		coreElsewhere = coreElsewhere || card != unknownNode && n != card
+		node := topology.Unknown
+		for _, n := range t.Nodes {
+			if slices.Contains(n.CPUs, core) {
+				node = n.ID
+			}
+		}
+		parts = append(parts, fmt.Sprintf("core %d on node %s", core, nodeText(node)))
+		coreElsewhere = coreElsewhere || card != topology.Unknown && node != card
 	}
 
-	f := pass(fmt.Sprintf("%d nodes", len(online)))
+	f := pass(fmt.Sprintf("%d nodes", len(t.Nodes)))
 	if len(parts) > 0 {
 		f.Text += ": " + strings.Join(parts, ", ")
 	}
 	if coreElsewhere {
-		cpus, _ := m.files.text(cpuList(int(card)))
-		f.OK, f.Fix = false, fmt.Sprintf("set source.dpdk.lcores to CPUs of the card's node: %s", cpus)
+		cpus := slices.Sorted(slices.Values(t.Near(card)))
+		f.OK, f.Fix = false, "set source.dpdk.lcores to CPUs of the card's node: "+cpuset.Format(cpus)
 	}
-	if card != unknownNode && len(gpuNodes) > 0 && !gpuNodes[card] {
+	if card != topology.Unknown && len(gpuNodes) > 0 && !gpuNodes[card] {
 		f.OK = false
 		f.Text += "; every packet crosses from the card's node to the GPU's"
 		f.Fix = cmp.Or(f.Fix, "put card and GPU into slots of the same node")
 	}
 	return f
-}
-
-func cpuList(node int) string { return fmt.Sprintf("/sys/devices/system/node/node%d/cpulist", node) }
-
-func (m *machine) nodeOfDevice(address string) numaNode {
-	n, err := m.files.number(pciFile(address, "numa_node"))
-	if err != nil || n < 0 {
-		return unknownNode
-	}
-	return numaNode(n)
-}
-
-func (m *machine) nodeOfCore(core int, nodes []int) numaNode {
-	for _, n := range nodes {
-		if cpus, _ := m.files.list(cpuList(n)); slices.Contains(cpus, core) {
-			return numaNode(n)
-		}
-	}
-	return unknownNode
 }
 
 // isolatedCores checks that the kernel runs nothing else on the cores that poll.

@@ -115,7 +115,7 @@ func pinToManager() (unpin func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	own, _ := orchestrator.IFCPUs(0)
+	own, _ := orchestrator.IFCPUs(0, orchestrator.Near{})
 	return func() { cpuset.Pin(all) }, cpuset.Pin(own)
 }
 
