@@ -53,9 +53,9 @@ var flagCompletions = map[string]cobra.CompletionFunc{
 	"pictures":    folders,
 	"config":      yamlFiles,
 	"model":       completeModel,
-	"worker":      completeWorker,
-	"to":          completeFunctionList,
-	"rate":        completeRate,
+	"worker":      completing(workerNames, false, ""),
+	"to":          completing(functionNames, true, ""),
+	"rate":        completing(functionNames, false, "="),
 }
 
 // completeArguments returns the completion of a verb's arguments, by the words in its usage line.
@@ -78,7 +78,9 @@ func completeArguments(verb *cobra.Command) cobra.CompletionFunc {
 		}
 		switch {
 		case word == "FUNCTION", word == "NAME" && cmd.Name() != "add":
-			return completeFunction(cmd, args, toComplete)
+			return completing(functionNames, false, "")(cmd, args, toComplete)
+		case word == "GUEST":
+			return completing(guestNames, false, "")(cmd, args, toComplete)
 		case word == "NAME", word == "MODEL", word == "CARD":
 			return completeModel(cmd, args, toComplete)
 		case word == "CONFIG":
@@ -92,9 +94,30 @@ func completeArguments(verb *cobra.Command) cobra.CompletionFunc {
 	}
 }
 
+// completing completes a name, or the last of several that commas separate. end follows the name.
+func completing(names func(*cobra.Command) []string, list bool, end string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, toComplete string) (found []cobra.Completion, how cobra.ShellCompDirective) {
+		how = cobra.ShellCompDirectiveNoFileComp
+		if list || end != "" {
+			how |= cobra.ShellCompDirectiveNoSpace
+		}
+		given, last := "", toComplete
+		if i := strings.LastIndexByte(toComplete, ','); list && i >= 0 {
+			given, last = toComplete[:i+1], toComplete[i+1:]
+		}
+		for _, name := range names(cmd) {
+			if strings.HasPrefix(name, last) && !slices.Contains(strings.Split(given, ","), name) {
+				found = append(found, given+name+end)
+			}
+		}
+		return found, how
+	}
+}
+
 // completeModel completes the names of built-in models, and files.
-func completeModel(_ *cobra.Command, _ []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return startingWith(zoo.Names(), toComplete), cobra.ShellCompDirectiveDefault
+func completeModel(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	list, _ := completing(func(*cobra.Command) []string { return zoo.Names() }, false, "")(cmd, args, toComplete)
+	return list, cobra.ShellCompDirectiveDefault
 }
 
 // completionPatience is how long a shell waits for the node.
@@ -106,14 +129,10 @@ func nodeStatus(cmd *cobra.Command) (s control.Status) {
 	if flag := cmd.Flag("runtime-dir"); flag != nil {
 		given = flag.Value.String()
 	}
-	folder, err := nodeFolder(given)
-	if err != nil {
-		return s
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
 	defer cancel()
-	if s, err = control.ReadStatus(ctx, folder); err != nil {
-		return control.Status{}
+	if folder, err := nodeFolder(given); err == nil {
+		s, _ = control.ReadStatus(ctx, folder)
 	}
 	return s
 }
@@ -125,47 +144,11 @@ func functionNames(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-func completeWorker(cmd *cobra.Command, _ []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	var names []string
+func workerNames(cmd *cobra.Command) (names []string) {
 	for _, w := range nodeStatus(cmd).Workers {
 		names = append(names, w.Name)
 	}
-	return startingWith(names, toComplete), cobra.ShellCompDirectiveNoFileComp
-}
-
-func completeFunction(cmd *cobra.Command, _ []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return startingWith(functionNames(cmd), toComplete), cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeFunctionList completes names that commas separate.
-func completeFunctionList(cmd *cobra.Command, _ []string, toComplete string) (list []cobra.Completion, _ cobra.ShellCompDirective) {
-	given, last := "", toComplete
-	if i := strings.LastIndexByte(toComplete, ','); i >= 0 {
-		given, last = toComplete[:i+1], toComplete[i+1:]
-	}
-	for _, name := range startingWith(functionNames(cmd), last) {
-		if !slices.Contains(strings.Split(given, ","), name) {
-			list = append(list, given+name)
-		}
-	}
-	return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
-}
-
-// completeRate completes the name before the = of a rate.
-func completeRate(cmd *cobra.Command, _ []string, toComplete string) (list []cobra.Completion, _ cobra.ShellCompDirective) {
-	for _, name := range startingWith(functionNames(cmd), toComplete) {
-		list = append(list, name+"=")
-	}
-	return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
-}
-
-func startingWith(names []string, prefix string) (list []cobra.Completion) {
-	for _, name := range names {
-		if strings.HasPrefix(name, prefix) {
-			list = append(list, name)
-		}
-	}
-	return list
+	return names
 }
 
 // outputFlag gives a verb the flag -o, which takes one of some words. The first is the default.

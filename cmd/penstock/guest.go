@@ -37,12 +37,6 @@ by its name or its process id. --runtime-dir chooses the node; leave it out if t
 func guestVerb(dir *string, use, short string, order func(name string) control.GuestOrder) *cobra.Command {
 	return &cobra.Command{
 		Use: use + " GUEST", Short: short, Example: "  penstock guest " + use + " python", Args: arguments(1),
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return startingWith(guestNames(*dir), toComplete), cobra.ShellCompDirectiveNoFileComp
-		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[0] == "" {
 				return errors.New("the guest's name is empty; `penstock guest list` shows the names")
@@ -132,13 +126,10 @@ func askGuests(ctx context.Context, dir string, order control.GuestOrder) (a con
 }
 
 // guestNames returns the names of the running node's guests, nil without a node.
-func guestNames(dir string) (names []string) {
+func guestNames(cmd *cobra.Command) (names []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
 	defer cancel()
-	a, err := askGuests(ctx, dir, control.GuestOrder{List: true})
-	if err != nil {
-		return nil
-	}
+	a, _ := askGuests(ctx, cmd.Flag("runtime-dir").Value.String(), control.GuestOrder{List: true})
 	for _, g := range a.Guests {
 		names = append(names, g.Name)
 	}

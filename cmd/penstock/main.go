@@ -79,7 +79,7 @@ latency objective, in batches as large as the objective allows.`,
 			}
 		}
 		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
-			if similar := didYouMean(flagNames(c), unknown.GetSpecifiedName(), "--"); similar != "" {
+			if similar := document.Near("--"+unknown.GetSpecifiedName(), flagNames(c)); similar != "" {
 				return fmt.Errorf("%w%s", err, similar)
 			}
 		}
@@ -101,25 +101,11 @@ func execute(ctx context.Context, cmd *cobra.Command) (*cobra.Command, error) {
 	return cmd.ExecuteContextC(ctx)
 }
 
-// didYouMean names the words that are like another one, each after prefix. It returns "" if there are
-// none. cobra finds them among the verbs of a command.
-func didYouMean(words []string, like, prefix string) string {
-	group := cobra.Command{SuggestionsMinimumDistance: 2}
-	for _, word := range words {
-		group.AddCommand(&cobra.Command{Use: word, Run: func(*cobra.Command, []string) {}})
-	}
-	similar := group.SuggestionsFor(like)
-	if len(similar) == 0 {
-		return ""
-	}
-	return "; did you mean " + prefix + strings.Join(similar, " or "+prefix) + "?"
-}
-
 // flagNames are the flags of a command that its help shows.
 func flagNames(cmd *cobra.Command) (names []string) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden {
-			names = append(names, f.Name)
+			names = append(names, "--"+f.Name)
 		}
 	})
 	return names
@@ -134,7 +120,7 @@ func noVerb(cmd *cobra.Command, args []string) error {
 	for _, verb := range cmd.Commands() {
 		verbs = append(verbs, verb.Name())
 	}
-	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(verbs, args[0], ""))
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), document.Near(args[0], verbs))
 }
 
 // refuseUnknown makes all groups of verbs below cmd refuse an unknown verb. By default cobra prints the group's help and

@@ -24,13 +24,13 @@ func TestMain(m *testing.M) {
 	cudafake.Main(m)
 }
 
-func TestDidYouMean(t *testing.T) {
+func TestSimilarWords(t *testing.T) {
 	for line, want := range map[string]string{
-		"load --ratee face=10": "unknown flag: --ratee; did you mean --rate?",
-		"up --confg x":         "unknown flag: --confg; did you mean --config?",
+		"load --ratee face=10": "unknown flag: --ratee, did you mean \"--rate\"?",
+		"up --confg x":         "unknown flag: --confg, did you mean \"--config\"?",
 		"up --xyzzy":           "unknown flag: --xyzzy; see `penstock up --help`",
-		"if lst":               `unknown command "lst" for "penstock if"; did you mean list?`,
-		"guest paus":           `unknown command "paus" for "penstock guest"; did you mean pause?`,
+		"if lst":               `unknown command "lst" for "penstock if", did you mean "list"?`,
+		"guest paus":           `unknown command "paus" for "penstock guest", did you mean "pause"?`,
 		"if xyzzy":             `unknown command "xyzzy" for "penstock if"`,
 	} {
 		cmd := root()
