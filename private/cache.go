@@ -6,18 +6,18 @@ import (
 	"path/filepath"
 )
 
-// MakeCache opens this user's cache folder of Penstock, and makes it if need be: penstock in
+// MakeCache returns this user's cache folder of Penstock, and makes it if need be: penstock in
 // the user's cache folder, else penstock-UID in the temporary folder. The second one is for
 // services, which often have no home, and for a process whose HOME is another user's.
-func MakeCache() (*Folder, error) {
+func MakeCache() (string, error) {
 	if user, err := os.UserCacheDir(); err == nil {
 		if f, err := MakeFolder(filepath.Join(user, "penstock"), 0o755); err == nil {
-			return f, nil
+			return f.Path(), f.Close()
 		}
 	}
 	f, err := MakeFolder(filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Geteuid())), 0o755)
 	if err != nil {
-		return nil, fmt.Errorf("make cache folder: %w; set XDG_CACHE_HOME to a folder that you own", err)
+		return "", fmt.Errorf("make cache folder: %w; set XDG_CACHE_HOME to a folder that you own", err)
 	}
-	return f, nil
+	return f.Path(), f.Close()
 }

@@ -252,19 +252,14 @@ func TestMakeCache(t *testing.T) {
 	} {
 		t.Setenv("HOME", "")
 		t.Setenv("XDG_CACHE_HOME", test.user)
-		f, err := MakeCache()
-		if err != nil {
-			t.Errorf("%s: %v", test.name, err)
-			continue
-		}
-		if f.Close(); f.Path() != test.want {
-			t.Errorf("%s: %s, want %s", test.name, f.Path(), test.want)
+		if dir, err := MakeCache(); err != nil || dir != test.want {
+			t.Errorf("%s: %s, %v; want %s", test.name, dir, err, test.want)
 		}
 	}
 
 	must.OK(t, os.Chmod(temporary, 0o777))
-	if f, err := MakeCache(); !errors.Is(err, ErrNotPrivate) || !strings.Contains(err.Error(), "XDG_CACHE_HOME") {
-		t.Errorf("no private folder: %v, %v", f, err)
+	if dir, err := MakeCache(); !errors.Is(err, ErrNotPrivate) || !strings.Contains(err.Error(), "XDG_CACHE_HOME") {
+		t.Errorf("no private folder: %q, %v", dir, err)
 	}
 }
 

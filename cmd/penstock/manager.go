@@ -55,17 +55,14 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 		return err
 	}
 	user, sandboxed := processUser(confined)
-	folder := ""
-	if cache, err := private.MakeCache(); err != nil {
+	cache, err := private.MakeCache()
+	if err != nil {
 		log.Warn().Err(err).Msg("cannot open the cache folder; with `policy: gslice`, every start on a GPU finds the right percentages again")
-	} else {
-		folder = cache.Path()
-		cache.Close()
 	}
 	release := func() {}
 	defer func() { release() }()
 	return manager.Run(ctx, manager.Options{
-		Config: c, Dir: c.RuntimeDir, FindModel: check.Registry(c).Find, Log: log, Cache: folder, Run: flags.run, Unread: flags.unread,
+		Config: c, Dir: c.RuntimeDir, FindModel: check.Registry(c).Find, Log: log, Cache: cache, Run: flags.run, Unread: flags.unread,
 		ProcessUser: user, Sandbox: sandboxed,
 	}, func(m *manager.Manager) {
 		if r, err := control.RegisterNode(c.RuntimeDir); err != nil {

@@ -92,11 +92,8 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 	if o.Prepared, err = modelstore.DefaultDir(); err != nil {
 		log.Warn().Err(err).Msg("cannot open the folder of prepared models; processes on a GPU prepare their own")
 	}
-	if cache, err := private.MakeCache(); err != nil {
+	if o.Cache, err = private.MakeCache(); err != nil {
 		log.Warn().Err(err).Msg("cannot open the cache folder; every start on a GPU measures its stream priorities")
-	} else {
-		o.Cache = cache.Path()
-		cache.Close()
 	}
 	if kept {
 		if o.Keeper, err = connectKeeper(log); err != nil {

@@ -129,16 +129,11 @@ func (r Registry) Shipped(card *models.Card) bool {
 
 // unpacked returns the folder of the unpacked shipped models.
 func (r Registry) unpacked() (string, error) {
-	cache := r.Cache
-	if cache == "" {
-		folder, err := private.MakeCache()
-		if err != nil {
-			return "", err
-		}
-		cache = folder.Path()
-		folder.Close()
+	if r.Cache != "" {
+		return filepath.Join(r.Cache, "zoo"), nil
 	}
-	return filepath.Join(cache, "zoo"), nil
+	cache, err := private.MakeCache()
+	return filepath.Join(cache, "zoo"), err
 }
 
 // Names returns the names of the shipped models.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"strconv"
 	"strings"
 	"time"
 
@@ -51,26 +50,13 @@ func ffmpegVersion(ctx context.Context, m *machine) Finding {
 		return fail("ffmpeg does not print its version", fix)
 	}
 	version := words[2]
-	// Builds from git are called N-12345-g0123456; they are newer.
-	if major, minor, ok := parseVersion(version); ok && (major < oldestFFmpeg[0] || major == oldestFFmpeg[0] && minor < oldestFFmpeg[1]) {
+	// 5.1.9-0+deb12u1, n7.1 or 8. Builds from git are called N-12345-g0123456; they are newer.
+	var major, minor int
+	read, _ := fmt.Sscanf(strings.TrimPrefix(version, "n"), "%d.%d", &major, &minor)
+	if read > 0 && (major < oldestFFmpeg[0] || major == oldestFFmpeg[0] && minor < oldestFFmpeg[1]) {
 		return fail(fmt.Sprintf("version %s; streams need %d.%d or later", version, oldestFFmpeg[0], oldestFFmpeg[1]), fix)
 	}
 	return pass("version " + version)
-}
-
-// parseVersion reads 5.1.9-0+deb12u1 and n7.1.
-func parseVersion(version string) (major, minor int, ok bool) {
-	first, rest, _ := strings.Cut(strings.TrimPrefix(version, "n"), ".")
-	major, err := strconv.Atoi(first)
-	if err != nil {
-		return 0, 0, false
-	}
-	end := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' })
-	if end < 0 {
-		end = len(rest)
-	}
-	minor, _ = strconv.Atoi(rest[:end]) // 7 is 7.0
-	return major, minor, true
 }
 
 // hardwareDecoders opens a device of each kind that ffmpeg was built with.

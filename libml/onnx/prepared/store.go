@@ -163,8 +163,7 @@ func DefaultDir() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer cache.Close()
-	folder, err := private.MakeFolder(filepath.Join(cache.Path(), "onnx"), 0o700)
+	folder, err := private.MakeFolder(filepath.Join(cache, "onnx"), 0o700)
 	if err != nil {
 		return "", err
 	}
