@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/orchestrator/gpu"
+	"github.com/penstock/penstock/orchestrator/mps"
 )
 
 // device is a device that the manager wants, with all that the supervisor knows of it and of its use. The
@@ -21,6 +22,7 @@ type device struct {
 	gpu.Options
 	gpu.State             // the latest one
 	handle    *gpu.Device // nil: the CPU
+	reported  bool        // handle has: the state is not that of a note
 	recovery  recovery
 	weights   weightServer
 	backoffs  map[place]*backoff // of places that have a desired process
@@ -48,7 +50,7 @@ func (d *device) close() {
 
 // openDevices opens the devices that the manager wants, and closes all others. A manager that is adopted has no
 // processes yet: then a device that differs, or lacks MPS or a measurement of priorities although the manager wants it,
-// is opened again. What kept MPS from starting may be over.
+// is opened again: MPS may start now.
 func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
 	before := s.devices
 	s.devices = nil
@@ -75,7 +77,7 @@ func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
 	}
 }
 
-// lacks reports whether the device was opened in another way, or without what is wanted.
+// lacks returns true if the device does not have what is wanted.
 func (d *device) lacks(o gpu.Options) bool {
 	fellBack := d.onGPU() && !d.sharesAtOnce() && !o.NoMPS
 	return d.NoMPS != o.NoMPS || o.Probe && !d.Probe || fellBack
@@ -128,12 +130,28 @@ func (s *supervisor) noteDevices() {
 			d.note(*now)
 		}
 	}
+	if !s.swept && s.target.desired != nil && !slices.ContainsFunc(s.devices, func(d *device) bool { return d.handle != nil && !d.reported }) {
+		s.swept = true
+		s.closing.Go(s.sweep)
+	}
+}
+
+// sweep ends the MPS daemons of GPUs that an earlier orchestrator used and this one does not.
+func (s *supervisor) sweep() {
+	if err := mps.Sweep(s.o.Dir); err != nil {
+		s.log.Warn().Err(err).Msg("cannot end the MPS daemons of an earlier orchestrator")
+	}
 }
 
 // note takes the device's new state.
 func (d *device) note(now gpu.State) {
 	died := d.Opened && now.Losses > d.Losses
-	d.State = now
+	d.State, d.reported = now, true
+	for _, other := range d.s.devices {
+		if other != d && d.onGPU() && other.onGPU() && other.UUID == d.UUID {
+			d.Err = fmt.Errorf("open device %s: it is the same GPU as device %s; name each once", d.Device, other.Device)
+		}
+	}
 	if d.Err != nil {
 		d.s.target.ending = true // no process can run without the device
 		return

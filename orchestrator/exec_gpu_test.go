@@ -15,7 +15,11 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/gpu"
+	"github.com/penstock/penstock/orchestrator/mps"
 )
+
+// fakeUUID is that of the driver's only GPU.
+const fakeUUID = "GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f"
 
 // fakeGPUs installs a driver and an MPS that need no GPU, in a place that the test's
 // processes search.
@@ -48,7 +52,7 @@ func (n *realNode) onFakeGPU(generation uint32, share float64, groups ...int) co
 // daemonOf returns the process id of the MPS daemon in the node's folder, 0 if there is
 // none.
 func (n *realNode) daemonOf() int {
-	b, err := os.ReadFile(filepath.Join(n.dir, "mps", "nvidia-cuda-mps-control.pid"))
+	b, err := os.ReadFile(filepath.Join(n.dir, mps.OfGPU("mps", fakeUUID), "nvidia-cuda-mps-control.pid"))
 	if err != nil {
 		return 0
 	}
@@ -108,7 +112,7 @@ func TestRealMPS(t *testing.T) {
 	}
 	n.untilGone(p.PID)
 	n.untilGone(daemon)
-	if _, err := os.Stat(filepath.Join(n.dir, "mps")); err == nil {
+	if _, err := os.Stat(filepath.Join(n.dir, mps.OfGPU("mps", fakeUUID))); err == nil {
 		t.Error("its folder is left")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -23,7 +24,10 @@ var fakeGPU = gpu.Found{
 	GroupSMs: []int{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 12},
 }
 
-// fakeMachine has one GPU or none, and MPS or none. It runs on a bubble's time.
+// smallGPU is the machine's second one, "cuda:1".
+var smallGPU = gpu.Found{UUID: "GPU-2", Name: "Small", SMs: 66, MemoryBytes: 10 << 30}
+
+// fakeMachine has two GPUs or none, and MPS or none. It runs on a bubble's time.
 type fakeMachine struct {
 	gpus   *fakenvml.Session
 	noNVML error
@@ -40,7 +44,10 @@ type fakeMachine struct {
 }
 
 func newFakeMachine() *fakeMachine {
-	return &fakeMachine{gpus: fakenvml.New(nvml.Device{UUID: fakeGPU.UUID, Name: fakeGPU.Name, MemoryBytes: fakeGPU.MemoryBytes})}
+	return &fakeMachine{gpus: fakenvml.New(
+		nvml.Device{UUID: fakeGPU.UUID, Name: fakeGPU.Name, MemoryBytes: fakeGPU.MemoryBytes},
+		nvml.Device{UUID: smallGPU.UUID, Name: smallGPU.Name, MemoryBytes: smallGPU.MemoryBytes},
+	)}
 }
 
 func (m *fakeMachine) Find(name string) (gpu.Found, error) {
@@ -48,10 +55,13 @@ func (m *fakeMachine) Find(name string) (gpu.Found, error) {
 	if m.noGPU != nil {
 		return gpu.Found{}, m.noGPU
 	}
-	if name != "cuda" {
-		return gpu.Found{}, fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
+	switch name {
+	case "cuda", fakeGPU.UUID:
+		return fakeGPU, nil
+	case "cuda:1":
+		return smallGPU, nil
 	}
-	return fakeGPU, nil
+	return gpu.Found{}, fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
 }
 
 func (m *fakeMachine) Session() (nvml.Session, error) { return m.gpus, m.noNVML }
@@ -68,7 +78,7 @@ func (m *fakeMachine) StartMPS(ctx context.Context, o mps.Options) (gpu.Daemon, 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, d := range m.daemons {
-		if !d.closed {
+		if !d.closed && d.uuid == o.UUID {
 			return nil, errors.New("another daemon runs")
 		}
 	}
@@ -92,6 +102,13 @@ func (m *fakeMachine) daemon() *fakeMPS {
 		return nil
 	}
 	return m.daemons[len(m.daemons)-1]
+}
+
+// daemonOf returns the daemon of a GPU.
+func (m *fakeMachine) daemonOf(uuid string) *fakeMPS {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.daemons[slices.IndexFunc(m.daemons, func(d *fakeMPS) bool { return d.uuid == uuid && !d.closed })]
 }
 
 // check fails the test if a daemon is left.

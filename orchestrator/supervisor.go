@@ -209,6 +209,7 @@ type supervisor struct {
 
 	devices       []*device // those that the manager wants, in its order
 	deviceChanges chan struct{}
+	swept         bool // daemons of MPS that no device has were ended
 	verdicts      chan verdict
 
 	preparations preparations

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/orchestrator/mps"
 	"github.com/penstock/penstock/orchestrator/program"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -28,10 +29,9 @@ import (
 // user.
 const weightsFolder = "weights"
 
-// weightsSocket returns the path of a server's socket. The path of a socket is short, and so is what it
-// has of the UUID ("GPU-" and 8 digits).
+// weightsSocket returns the path of a server's socket.
 func weightsSocket(dir, uuid string) string {
-	return filepath.Join(dir, weightsFolder, fmt.Sprintf("%.12s.sock", uuid))
+	return filepath.Join(dir, weightsFolder, mps.OfGPU("weights", uuid))
 }
 
 // weightsID, with the UUID of its GPU, is the keeper's name for a server. No process of a function has a colon in its name.

@@ -31,15 +31,19 @@ type folder struct {
 // (driver 580).
 const longestPipe = 85
 
-// pipeFolder returns the pipe folder of a runtime folder. It is in the runtime folder, unless the
-// path would be too long. Then it is a folder in /tmp that is named after the runtime folder, so
+// OfGPU is a name in the runtime folder for what a GPU has there. The path of a socket must be short, so the name has
+// only the begin of the UUID ("GPU-" and 8 digits).
+func OfGPU(name, uuid string) string { return fmt.Sprintf("%s-%.12s", name, uuid) }
+
+// pipeFolder returns the pipe folder of a GPU. It is in the runtime folder, unless the
+// path would be too long. Then it is a folder in /tmp that is named after it, so
 // that another process finds it again.
-func pipeFolder(dir string) string {
-	pipe := filepath.Join(dir, "mps")
+func pipeFolder(dir, uuid string) string {
+	pipe := filepath.Join(dir, OfGPU("mps", uuid))
 	if len(pipe) <= longestPipe {
 		return pipe
 	}
-	sum := sha256.Sum256([]byte(dir))
+	sum := sha256.Sum256([]byte(pipe))
 	name := fmt.Sprintf("penstock-mps-%d-%s", os.Getuid(), hex.EncodeToString(sum[:6]))
 	if pipe = filepath.Join(os.TempDir(), name); len(pipe) <= longestPipe {
 		return pipe
@@ -47,15 +51,15 @@ func pipeFolder(dir string) string {
 	return filepath.Join("/tmp", name)
 }
 
-// openFolder makes the folders of a runtime folder, for the user uid, and locks them. It returns a
+// openFolder makes the folders of a GPU in a runtime folder, for the user uid, and locks them. It returns a
 // *Problem if another process holds the lock, or if a folder cannot be trusted.
-func openFolder(dir string, uid int) (folder, error) {
+func openFolder(dir, uuid string, uid int) (folder, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return folder{}, &Problem{Why: fmt.Sprintf("find runtime folder: %v", err)}
 	}
-	f := folder{pipe: pipeFolder(dir), log: filepath.Join(dir, "mps-log")}
-	if f.lock, err = lock(dir); err != nil {
+	f := folderOf(dir, uuid)
+	if f.lock, err = lock(dir, uuid); err != nil {
 		return f, err
 	}
 	for _, d := range []string{f.pipe, f.log} {
@@ -67,15 +71,22 @@ func openFolder(dir string, uid int) (folder, error) {
 	return f, nil
 }
 
-// lock takes the runtime folder's lock. The kernel releases it when the process ends, however it
+// folderOf returns the paths of a GPU's folder.
+func folderOf(dir, uuid string) folder {
+	return folder{pipe: pipeFolder(dir, uuid), log: filepath.Join(dir, OfGPU("mps-log", uuid))}
+}
+
+const lockName = "mps-lock"
+
+// lock takes the lock of a GPU's folder. The kernel releases it when the process ends, however it
 // ends.
-func lock(dir string) (*os.File, error) {
+func lock(dir, uuid string) (*os.File, error) {
 	folder, err := private.OpenFolder(dir)
 	if err != nil {
 		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Fix: "choose another runtime folder with --runtime-dir"}
 	}
 	defer folder.Close()
-	l, err := folder.Open("mps.lock", os.O_CREATE|os.O_RDWR)
+	l, err := folder.Open(OfGPU(lockName, uuid), os.O_CREATE|os.O_RDWR)
 	if err != nil {
 		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Fix: "choose a runtime folder that the node can write with --runtime-dir"}
 	}
@@ -83,7 +94,7 @@ func lock(dir string) (*os.File, error) {
 	case errors.Is(err, lockfile.ErrLocked):
 		l.Close()
 		return nil, &Problem{
-			Why: fmt.Sprintf("another orchestrator owns the MPS daemon of %s", dir),
+			Why: fmt.Sprintf("another orchestrator owns the MPS daemon of %s in %s", uuid, dir),
 			Fix: "stop it, or choose another runtime folder with --runtime-dir",
 		}
 	case err != nil:
@@ -185,12 +196,34 @@ func sweep(f folder) error {
 		return err
 	}
 	entries, err := os.ReadDir(f.pipe)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("empty MPS folder: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
 		errs = append(errs, os.RemoveAll(filepath.Join(f.pipe, e.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+// Sweep ends the daemons without an owner in a runtime folder: those of GPUs that a node no longer uses. Call it when the
+// daemons of all others have started.
+func Sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		uuid, ok := strings.CutPrefix(e.Name(), lockName+"-")
+		if !ok {
+			continue
+		}
+		f := folderOf(dir, uuid)
+		if f.lock, err = lock(dir, uuid); err != nil {
+			continue // it has an owner
+		}
+		errs = append(errs, sweep(f), f.release())
 	}
 	return errors.Join(errs...)
 }

@@ -62,7 +62,7 @@ const controlProgram = "nvidia-cuda-mps-control"
 
 // Options say which GPU and where. Durations of zero get their defaults.
 type Options struct {
-	// Dir is the runtime folder, which must exist. It has one daemon.
+	// Dir is the runtime folder, which must exist. It has one daemon per GPU.
 	Dir string
 	// UUID identifies the GPU.
 	UUID string
@@ -183,7 +183,7 @@ func Start(ctx context.Context, o Options) (*Daemon, error) {
 	if err := permitted(o); err != nil {
 		return nil, err
 	}
-	f, err := openFolder(o.Dir, cmp.Or(o.UID, os.Getuid()))
+	f, err := openFolder(o.Dir, o.UUID, cmp.Or(o.UID, os.Getuid()))
 	if err != nil {
 		return nil, err
 	}
@@ -648,7 +648,7 @@ func permitted(o Options) error {
 				Fix: fmt.Sprintf("nvidia-smi -i %s -c DEFAULT   # as root", d.UUID),
 			}
 		case nvml.ExclusiveProcess:
-			if s := Strangers(o.Dir); len(s) > 0 {
+			if s := Strangers(o.Dir, o.UUID); len(s) > 0 {
 				return &Problem{
 					Why: fmt.Sprintf("%s is in compute mode %s, and another MPS daemon (process %d, folder %s) may hold it", d.Name, d.ComputeMode, s[0].PID, s[0].Folder),
 					Fix: s[0].Quit(),

@@ -92,7 +92,7 @@ func newHarness(t *testing.T, b mpsfake.Behaviour) *harness {
 	x.o.Log = zerolog.Nop()
 	x.behave(b)
 	t.Cleanup(func() {
-		pipe := pipeFolder(dir)
+		pipe := pipeFolder(dir, gpu)
 		if left := belonging(folder{pipe: pipe}); len(left) > 0 {
 			t.Errorf("processes %v are left", left)
 			killAll(folder{pipe: pipe})
@@ -166,7 +166,7 @@ func TestDaemon(t *testing.T) {
 	if !s.Serving || s.Why != "" || !alive(s.Daemon) || !alive(s.Server) || s.Losses != 0 {
 		t.Errorf("started as %+v", s)
 	}
-	want := map[string]string{"CUDA_MPS_PIPE_DIRECTORY": x.o.Dir + "/mps", "CUDA_MPS_LOG_DIRECTORY": x.o.Dir + "/mps-log", "CUDA_VISIBLE_DEVICES": gpu}
+	want := map[string]string{"CUDA_MPS_PIPE_DIRECTORY": pipeFolder(x.o.Dir, gpu), "CUDA_MPS_LOG_DIRECTORY": folderOf(x.o.Dir, gpu).log, "CUDA_VISIBLE_DEVICES": gpu}
 	for name, value := range want {
 		if got := d.Environment()[name]; got != value || environOf(s.Daemon)[name] != value || environOf(s.Server)[name] != value {
 			t.Errorf("%s is %q, of the daemon %q, of the server %q", name, got, environOf(s.Daemon)[name], environOf(s.Server)[name])
@@ -345,7 +345,7 @@ func TestFolderLock(t *testing.T) {
 	d := x.start()
 	_, err := Start(context.Background(), x.o)
 	var p *Problem
-	if !errors.As(err, &p) || !strings.Contains(p.Why, "another orchestrator owns the MPS daemon of "+x.o.Dir) {
+	if !errors.As(err, &p) || !strings.Contains(p.Why, "another orchestrator owns the MPS daemon of "+gpu+" in "+x.o.Dir) {
 		t.Error(err)
 	}
 	if s := d.State(); !s.Serving || !alive(s.Daemon) {
@@ -398,10 +398,9 @@ func TestOtherSettings(t *testing.T) {
 			x.o.AnswerTimeout = 300 * time.Millisecond
 			stop(x.t, s.Daemon)
 		}},
-		"it has another GPU": {func(x *harness, s State) { x.o.UUID = "GPU-2" }},
-		"its files are gone": {func(x *harness, s State) { os.Remove(filepath.Join(x.o.Dir, "mps", controlProgram+".pid")) }},
+		"its files are gone": {func(x *harness, s State) { os.Remove(filepath.Join(pipeFolder(x.o.Dir, gpu), controlProgram+".pid")) }},
 		"its files lie": {func(x *harness, s State) {
-			os.WriteFile(filepath.Join(x.o.Dir, "mps", controlProgram+".pid"), []byte("1\n"), 0o600)
+			os.WriteFile(filepath.Join(pipeFolder(x.o.Dir, gpu), controlProgram+".pid"), []byte("1\n"), 0o600)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -418,6 +417,21 @@ func TestOtherSettings(t *testing.T) {
 			x.close(d)
 		})
 	}
+}
+
+func TestSweep(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
+	left := x.crash()
+	must.OK(t, Sweep(x.o.Dir))
+	if alive(left.Daemon) || alive(left.Server) {
+		t.Errorf("%+v lives on", left)
+	}
+	d := x.start()
+	must.OK(t, Sweep(x.o.Dir))
+	if s := d.State(); !s.Serving || !alive(s.Daemon) {
+		t.Errorf("the daemon of a running orchestrator is %+v", s)
+	}
+	x.close(d)
 }
 
 func TestDaemonInFault(t *testing.T) {
@@ -578,9 +592,27 @@ func TestPipeFolder(t *testing.T) {
 	}
 }
 
+// Each GPU of a node has a daemon. The end of one leaves the others alone.
+func TestTwoGPUs(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
+	d := x.start()
+	o := x.o
+	o.UUID = "GPU-22222222-0000-0000-0000-000000000000"
+	other, err := Start(t.Context(), o)
+	must.OK(t, err)
+	if d.Environment()["CUDA_MPS_PIPE_DIRECTORY"] == other.Environment()["CUDA_MPS_PIPE_DIRECTORY"] || other.Environment()["CUDA_VISIBLE_DEVICES"] != o.UUID {
+		t.Errorf("environments %v and %v", d.Environment(), other.Environment())
+	}
+	must.OK(t, other.Close())
+	if s := d.State(); !s.Serving || s.Losses > 0 {
+		t.Errorf("after the other's end: %+v", s)
+	}
+	x.close(d)
+}
+
 func TestFolderOwner(t *testing.T) {
 	x := newHarness(t, mpsfake.Behaviour{})
-	pipe := filepath.Join(x.o.Dir, "mps")
+	pipe := pipeFolder(x.o.Dir, gpu)
 	other := t.TempDir()
 	must.OK(t, os.Symlink(other, pipe))
 	_, err := Start(context.Background(), x.o)
@@ -626,12 +658,15 @@ func TestRunning(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	x, y := newHarness(t, mpsfake.Behaviour{}), newHarness(t, mpsfake.Behaviour{})
 	d := x.start()
-	if s := Strangers(x.o.Dir); slices.ContainsFunc(s, func(s Stranger) bool { return s.PID == d.State().Daemon }) {
+	if s := Strangers(x.o.Dir, gpu); slices.ContainsFunc(s, func(s Stranger) bool { return s.PID == d.State().Daemon }) {
 		t.Errorf("its own is one: %v", s)
 	}
-	want := Stranger{d.State().Daemon, x.o.Dir + "/mps"}
-	if s := Strangers(y.o.Dir); !slices.Contains(s, want) {
+	want := Stranger{d.State().Daemon, pipeFolder(x.o.Dir, gpu)}
+	if s := Strangers(y.o.Dir, gpu); !slices.Contains(s, want) {
 		t.Errorf("strangers %v, want %v among them", s, want)
+	}
+	if s := Strangers(y.o.Dir, "GPU-2"); slices.Contains(s, want) {
+		t.Errorf("the daemon of another GPU is one: %v", s)
 	}
 	// A GPU that accepts one process can have only one daemon.
 	y.o.Session = fakenvml.New(nvml.Device{UUID: gpu, Name: "Fake One", ComputeMode: nvml.ExclusiveProcess})
@@ -662,16 +697,16 @@ func TestDaemonUser(t *testing.T) {
 	}
 
 	// Start takes over a folder from a node without the sandbox.
-	must.OK(t, os.Mkdir(filepath.Join(x.o.Dir, "mps-log"), 0o700))
+	must.OK(t, os.Mkdir(folderOf(x.o.Dir, gpu).log, 0o700))
 	// Start does not follow links that the daemon's user puts into the folders.
 	secret := filepath.Join(t.TempDir(), "secret")
-	must.OK(t, errors.Join(os.WriteFile(secret, []byte("] error: secret"), 0o600), os.Symlink(secret, filepath.Join(x.o.Dir, "mps-log", "start.log"))))
+	must.OK(t, errors.Join(os.WriteFile(secret, []byte("] error: secret"), 0o600), os.Symlink(secret, filepath.Join(folderOf(x.o.Dir, gpu).log, "start.log"))))
 	d, err := Start(context.Background(), x.o)
 	must.OK(t, err)
 	state := d.State()
 	for what, path := range map[string]string{
 		"daemon": fmt.Sprintf("/proc/%d", state.Daemon), "server": fmt.Sprintf("/proc/%d", state.Server),
-		"pipe folder": filepath.Join(x.o.Dir, "mps"), "log folder": filepath.Join(x.o.Dir, "mps-log"),
+		"pipe folder": pipeFolder(x.o.Dir, gpu), "log folder": folderOf(x.o.Dir, gpu).log,
 	} {
 		if uid := ownerOf(path); uid != noOwner {
 			t.Errorf("the %s is of user %d, want %d", what, uid, noOwner)

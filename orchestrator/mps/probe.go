@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// Running returns the process id and the clients of another process's daemon in a runtime
+// Running returns the process id and the clients of another process's daemon of a GPU in a runtime
 // folder. If there is no daemon, or it does not answer, ok is false.
 func Running(ctx context.Context, dir, uuid string) (pid int, clients []Client, ok bool) {
 	dir, err := filepath.Abs(dir)
@@ -23,7 +23,8 @@ func Running(ctx context.Context, dir, uuid string) (pid int, clients []Client, 
 	}
 	// A daemon in another user's folder could report anything. In the runtime folder, the
 	// pipe folder may belong to the functions' user.
-	pipe := pipeFolder(dir)
+	f := folderOf(dir, uuid)
+	pipe := f.pipe
 	trusted := pipe
 	if filepath.Dir(pipe) == dir {
 		trusted = dir
@@ -33,7 +34,7 @@ func Running(ctx context.Context, dir, uuid string) (pid int, clients []Client, 
 		return 0, nil, false
 	}
 	defer judged.Close()
-	c := control{program, folder{pipe: pipe, log: filepath.Join(dir, "mps-log")}, uuid, defaultAnswerTimeout, asOwnerOf(pipe)}
+	c := control{program, f, uuid, defaultAnswerTimeout, asOwnerOf(pipe)}
 	if pid = c.daemonPID(); pid == 0 || !isMPS(pid) || !alive(pid) {
 		return 0, nil, false
 	}

@@ -93,12 +93,12 @@ func (s Stranger) Quit() string {
 	return fmt.Sprintf("echo quit | CUDA_MPS_PIPE_DIRECTORY=%s %s", s.Folder, controlProgram)
 }
 
-// Strangers lists the MPS control daemons of this machine, except that of the runtime
-// folder dir. Their clients and those of dir's daemon share a GPU by time slicing.
-func Strangers(dir string) []Stranger {
+// Strangers lists the MPS control daemons of this machine that may have a GPU, except that of the runtime
+// folder dir. Their clients and those of dir's daemon share the GPU by time slicing.
+func Strangers(dir, uuid string) []Stranger {
 	own := ""
 	if dir, err := filepath.Abs(dir); err == nil {
-		own = pipeFolder(dir)
+		own = pipeFolder(dir, uuid)
 	}
 	var list []Stranger
 	for _, pid := range processes() {
@@ -108,6 +108,9 @@ func Strangers(dir string) []Stranger {
 		}
 		s := Stranger{PID: pid, Folder: "?"}
 		if env := environOf(pid); env != nil {
+			if strings.HasPrefix(env["CUDA_VISIBLE_DEVICES"], "GPU-") && env["CUDA_VISIBLE_DEVICES"] != uuid {
+				continue // of another GPU
+			}
 			if s.Folder = env["CUDA_MPS_PIPE_DIRECTORY"]; s.Folder == "" {
 				s.Folder = "/tmp/nvidia-mps" // the program's default
 			}

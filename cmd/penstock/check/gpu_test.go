@@ -39,7 +39,7 @@ func withGPU(edit func(*nvml.Device)) machine {
 	return machine{
 		openNVML:    func() (nvml.Session, error) { return s, nil },
 		tryMPS:      func(context.Context, mps.Options) error { return nil },
-		foreignMPS:  func(string) []mps.Stranger { return nil },
+		foreignMPS:  func(_, _ string) []mps.Stranger { return nil },
 		onnxLibrary: func() (string, error) { return "/nowhere/libonnxruntime.so", nil },
 	}
 }
@@ -110,7 +110,7 @@ func TestGPUProblems(t *testing.T) {
 	expect(t, found, "onnx on cuda", false, "no ONNX Runtime found", "make build")
 
 	m = withGPU(nil)
-	m.foreignMPS = func(string) []mps.Stranger { return []mps.Stranger{{PID: 7, Folder: "/tmp/nvidia-mps"}} }
+	m.foreignMPS = func(_, _ string) []mps.Stranger { return []mps.Stranger{{PID: 7, Folder: "/tmp/nvidia-mps"}} }
 	found = checkGPU(t, configs.DeviceAuto, m)
 	expect(t, found, "mps", true, "another daemon, process 7, runs in /tmp/nvidia-mps", "echo quit | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps nvidia-cuda-mps-control")
 

@@ -37,7 +37,7 @@ type machine struct {
 	gpus       func() gpus // finds them once
 	openNVML   func() (nvml.Session, error)
 	tryMPS     func(context.Context, mps.Options) error
-	foreignMPS func(dir string) []mps.Stranger
+	foreignMPS func(dir, uuid string) []mps.Stranger
 
 	// ffmpeg runs the program with these arguments.
 	ffmpeg func(ctx context.Context, args ...string) (output string, err error)

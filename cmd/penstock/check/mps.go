@@ -31,7 +31,7 @@ func mpsDaemon(ctx context.Context, m *machine) Finding {
 	}
 
 	f := pass("can run here (tried)")
-	if s := m.foreignMPS(dir); len(s) > 0 {
+	if s := m.foreignMPS(dir, uuid); len(s) > 0 {
 		f.Text += fmt.Sprintf("; another daemon, process %d, runs in %s, and its clients take turns with a node's", s[0].PID, s[0].Folder)
 		f.Fix = s[0].Quit()
 	}

@@ -114,7 +114,7 @@ func (b *harness) start(t *testing.T, dir string) *node {
 		}
 		if t.Failed() {
 			for _, name := range []string{"control.log", "server.log"} {
-				text, _ := os.ReadFile(filepath.Join(dir, "mps-log", name))
+				text, _ := os.ReadFile(filepath.Join(d.Environment()["CUDA_MPS_LOG_DIRECTORY"], name))
 				t.Logf("%s:\n%s", name, text[max(0, len(text)-4000):])
 			}
 		}
@@ -590,7 +590,7 @@ func tried(t *testing.T, b *harness) {
 		t.Error(err)
 	}
 	t.Logf("tried in %v", time.Since(began).Round(time.Millisecond))
-	if s := mps.Strangers("/nowhere"); len(s) > 0 {
+	if s := mps.Strangers("/nowhere", b.uuid); len(s) > 0 {
 		t.Logf("daemons on this machine: %v", s)
 	}
 }
