@@ -251,6 +251,7 @@ type ObservedProcess struct {
 	IF           string  `json:"if"`
 	Instance     int     `json:"instance"`
 	Generation   uint32  `json:"generation"`
+	Device       string  `json:"device"` // DesiredProcess.Device
 	PID          int     `json:"pid"`
 	State        State   `json:"state"`
 	SharePercent float64 `json:"share_percent"`

@@ -746,7 +746,7 @@ func (s *supervisor) observeWaiting(o *control.Observed) {
 		if s.processes[k] != nil {
 			continue
 		}
-		q := control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation, State: control.Starting}
+		q := control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation, Device: p.Device, State: control.Starting}
 		on := s.deviceOf(p.Device)
 		if on.opening() {
 			q.Reason = "waiting until the GPU is found"
@@ -761,7 +761,7 @@ func (s *supervisor) observeWaiting(o *control.Observed) {
 // observeProcess returns the observed state of a process.
 func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 	q := control.ObservedProcess{
-		IF: k.name, Instance: k.instance, Generation: k.generation,
+		IF: k.name, Instance: k.instance, Generation: k.generation, Device: c.device.Device,
 		State: c.state, SharePercent: c.terms.SharePercent, Reason: c.notice.Reason,
 		PersistentBytes: c.notice.PersistentBytes, EphemeralBytes: c.notice.EphemeralBytes, WarmupMillis: c.notice.WarmupMillis,
 		Batches: c.notice.Batches, WarmingUp: !c.warmingSince.IsZero(),

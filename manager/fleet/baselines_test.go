@@ -50,7 +50,7 @@ func TestWithoutShares(t *testing.T) {
 		}
 		// Algorithm 1 sets none either.
 		first, _ := b.serves("a")
-		b.sharing.started = b.sharing.started.Add(-time.Hour)
+		b.devices[0].started = b.devices[0].started.Add(-time.Hour)
 		b.Tune()
 		b.turns()
 		if next, _ := b.serves("a"); next != first || b.instance("a", 0).pair.Share() != 0 {

@@ -66,7 +66,7 @@ func newBed(t *testing.T, cfg configs.Config, shares ...float64) *bed {
 	t.Helper()
 	cfg.Shares.Policy = configs.PolicyGSLICE
 	fl := newFleet(t, Options{Config: cfg, Dir: t.TempDir(), Loop: make(calls, 64), Log: zerolog.Nop()})
-	f, err := newFunction(fl, configs.Function{Name: "test", Instances: len(shares)}, testCard())
+	f, err := newFunction(fl, configs.Function{Name: "test", Instances: len(shares)}, testCard(), fl.devices[0])
 	must.OK(t, err)
 	for i, percent := range shares {
 		setShare(f.instances[i], percent)

@@ -50,8 +50,8 @@ func TestAutoWithoutGPU(t *testing.T) {
 	b.mechanism = "cgroup-v2"
 	b.turns()
 	b.serves("a")
-	if f := b.functions.find("a"); (b.sharing.Device.GPU != nil) || changeOf(f) != configs.ChangeShadow {
-		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.sharing.Device.GPU != nil), changeOf(f))
+	if f := b.functions.find("a"); (b.devices[0].Device.GPU != nil) || changeOf(f) != configs.ChangeShadow {
+		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.devices[0].Device.GPU != nil), changeOf(f))
 	}
 	for _, p := range b.told.Processes {
 		if p.SMGroups != nil {
@@ -59,7 +59,7 @@ func TestAutoWithoutGPU(t *testing.T) {
 		}
 	}
 	in := b.instance("a", 0)
-	must.OK(t, in.tensors.make(in.f.model.desired, in.id, &b.sharing.Device))
+	must.OK(t, in.tensors.make(in.f.model.desired, in.id, &b.devices[0].Device))
 	if got, want := in.tensors[in.f.model.desired].Size(), in.f.model.desired.TensorBytes(); got < want {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}
@@ -97,7 +97,7 @@ func TestTensorsOfGPU(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	in := b.instance("a", 0)
-	must.OK(t, in.tensors.make(in.f.model.desired, in.id, &b.sharing.Device))
+	must.OK(t, in.tensors.make(in.f.model.desired, in.id, &b.devices[0].Device))
 	if got, want := in.tensors[in.f.model.desired].Size(), 2*in.f.model.desired.OutputBytes(); got < want || got >= want+in.f.model.desired.OutputBytes() {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}

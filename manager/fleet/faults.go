@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/control"
@@ -24,7 +25,7 @@ import (
 // Without MPS each process uses the GPU by itself, and a fault ends only that
 // process.
 
-// faults is what the manager knows of the device's failures. The control loop owns
+// faults is what the manager knows of a device's failures. The control loop owns
 // it.
 type faults struct {
 	count  uint64
@@ -43,10 +44,10 @@ type victim struct {
 const lateReportTimeout = 500 * time.Millisecond
 
 // lost returns the processes that newly report a lost device, except for
-// reports of a known fault. They are in the orchestrator's order, that of o.
-func (x *faults) lost(o *control.Observed) (lost []control.ObservedProcess) {
+// reports of a known fault. They are in the order of observed.
+func (x *faults) lost(observed []control.ObservedProcess) (lost []control.ObservedProcess) {
 	now := time.Now()
-	for _, p := range o.Processes {
+	for _, p := range observed {
 		v := victim{gslice.ID{IF: p.IF, Instance: p.Instance}, p.Generation}
 		until, struck := x.struck[v]
 		if !until.IsZero() && (p.State == control.Ready || p.State == control.Active) {
@@ -59,13 +60,17 @@ func (x *faults) lost(o *control.Observed) (lost []control.ObservedProcess) {
 	return lost
 }
 
-// deviceFailed carries out the steps above. lost are the processes that reported the
-// fault; there must be at least one.
-func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProcess) {
-	x := &fl.faults
+// noteLost carries out the steps above if a process of the device newly reports that it is lost.
+func (d *device) noteLost(all []control.ObservedProcess) {
+	observed := slices.DeleteFunc(slices.Clone(all), func(p control.ObservedProcess) bool { return p.Device != d.Device.Name })
+	x := &d.faults
+	lost := x.lost(observed)
+	if len(lost) == 0 {
+		return
+	}
 	x.count++
 	now := time.Now()
-	x.strike(o, lost, now)
+	x.strike(observed, lost, now)
 
 	var names, suspects []string
 	culprits := map[gslice.ID]uint32{}
@@ -78,13 +83,13 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 	}
 	var verdict fault.Verdict
 	if len(suspects) > 0 {
-		verdict = x.guard.Fault(now.Sub(fl.started), suspects)
+		verdict = x.guard.Fault(now.Sub(d.started), suspects)
 	}
-	fl.log.Error().Strs("said_by", names).Str("blamed", verdict.Blamed).Str("reason", lost[0].Reason).
+	d.log.Error().Strs("said_by", names).Str("blamed", verdict.Blamed).Str("reason", lost[0].Reason).
 		Msg("device failed for all inference functions; waking every shadow")
 
 	reason := "the device failed under it: " + lost[0].Reason
-	fl.functions.eachInstance(func(in *instance) {
+	d.eachInstance(func(in *instance) {
 		culprit := uint32(0)
 		if in.f.name == verdict.Blamed {
 			culprit = culprits[in.id]
@@ -97,7 +102,7 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 			}
 		}
 	})
-	if f := fl.functions.find(verdict.Blamed); f != nil {
+	if f := d.functions.find(verdict.Blamed); f != nil {
 		f.trial.fails(reason)
 		if verdict.Held > 0 {
 			f.hold(verdict.Held)
@@ -105,7 +110,7 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 	}
 	// The kill may make a process report a lost device; do not count that as another
 	// fault.
-	fl.functions.eachInstance(func(in *instance) {
+	d.eachInstance(func(in *instance) {
 		for _, q := range in.pair.Processes() {
 			if q.Role == control.Kill {
 				x.struck[victim{in.id, q.Generation}] = time.Time{}
@@ -115,9 +120,9 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 }
 
 // strike records the processes that a fault struck. lost reported it.
-func (x *faults) strike(o *control.Observed, lost []control.ObservedProcess, now time.Time) {
+func (x *faults) strike(observed, lost []control.ObservedProcess, now time.Time) {
 	x.struck = map[victim]time.Time{}
-	for _, p := range o.Processes {
+	for _, p := range observed {
 		v := victim{gslice.ID{IF: p.IF, Instance: p.Instance}, p.Generation}
 		switch p.State {
 		case control.Starting, control.Loaded: // it had not touched the device
@@ -175,10 +180,19 @@ func (p processes) awaitsVerdict(q *pair.Process, o *control.ObservedProcess, no
 
 // heal releases the functions whose hold is over.
 func (fl *Fleet) heal() {
-	for _, name := range fl.faults.guard.Release(time.Since(fl.started)) {
-		if f := fl.functions.find(name); f != nil {
-			f.release()
+	for _, d := range fl.devices {
+		for _, name := range d.faults.guard.Release(time.Since(fl.started)) {
+			if f := fl.functions.find(name); f != nil {
+				f.release()
+			}
 		}
+	}
+}
+
+// forgetFaults forgets a function's faults of all devices.
+func (fl *Fleet) forgetFaults(name string) {
+	for _, d := range fl.devices {
+		d.faults.guard.Forget(name)
 	}
 }
 

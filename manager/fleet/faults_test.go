@@ -111,12 +111,12 @@ func TestFaultCountsOnce(t *testing.T) {
 	b.instance("b", 0).lost(generation)
 	b.report()
 	b.turns()
-	if got := b.faults.count; got != 1 {
+	if got := b.devices[0].faults.count; got != 1 {
 		t.Errorf("%d faults, want one", got)
 	}
 	b.fault("c")
 	b.turns()
-	if got := b.faults.count; got != 2 {
+	if got := b.devices[0].faults.count; got != 2 {
 		t.Errorf("%d faults, want another", got)
 	}
 }
@@ -184,7 +184,7 @@ func TestFaultOfServer(t *testing.T) {
 		p.server = true
 		b.fault("a")
 		b.turns()
-		if got := b.faults.count; got != n+1 {
+		if got := b.devices[0].faults.count; got != n+1 {
 			t.Fatalf("%d faults after %d", got, n+1)
 		}
 		for _, name := range []string{"a", "b"} {
@@ -220,13 +220,13 @@ func TestGuardBlamesWarmup(t *testing.T) {
 	p.die(control.Failed, "warm up: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
 	b.turn()
 	b.turn()
-	if in.pair.Process(v.generation) == nil || b.faults.count != 0 {
+	if in.pair.Process(v.generation) == nil || b.devices[0].faults.count != 0 {
 		t.Fatal("its end was believed before MPS was heard")
 	}
 	p.lost = true
 	b.turn()
-	if b.faults.count != 1 {
-		t.Errorf("%d faults, want one", b.faults.count)
+	if b.devices[0].faults.count != 1 {
+		t.Errorf("%d faults, want one", b.devices[0].faults.count)
 	}
 	b.turns()
 	if q := in.pair.Active(); q == nil || q.Card.Name != "bad" {
@@ -262,8 +262,8 @@ func TestFaultWhileReplacing(t *testing.T) {
 	p.die(control.Failed, "the device failed under all")
 	b.turns()
 	b.turns()
-	if q := in.pair.Active(); q == nil || q.Card.Name != "better" || b.faults.count != 1 {
-		t.Errorf("%+v serves after %d faults, want the new model after one", q, b.faults.count)
+	if q := in.pair.Active(); q == nil || q.Card.Name != "better" || b.devices[0].faults.count != 1 {
+		t.Errorf("%+v serves after %d faults, want the new model after one", q, b.devices[0].faults.count)
 	}
 }
 
@@ -309,7 +309,7 @@ func TestFaultWithoutMPS(t *testing.T) {
 	if got, _ := b.serves("a"); got != next {
 		t.Errorf("generation %d serves a, want its shadow, %d", got, next)
 	}
-	if b.faults.count != 0 {
-		t.Errorf("%d faults of the device, want none", b.faults.count)
+	if b.devices[0].faults.count != 0 {
+		t.Errorf("%d faults of the device, want none", b.devices[0].faults.count)
 	}
 }

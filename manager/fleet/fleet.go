@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/observe"
+	"github.com/penstock/penstock/manager/policy/fault"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
@@ -67,8 +68,7 @@ type Fleet struct {
 	functions    functions
 	generations  map[gslice.ID]uint32 // the last ones of removed instances; the orchestrator remembers them
 	orchestrator orchestrator
-	sharing      division
-	faults       faults
+	devices      []*device // at least one, as configured
 	file         configFile
 	recorder     recorder
 	draining     bool
@@ -109,14 +109,16 @@ func New(o Options) *Fleet {
 			return card, err
 		}
 	}
-	fl.faults.guard.Hold = fl.cfg.FaultHold
 	fl.orchestrator = orchestrator{link: o.Link, next: []control.DesiredProcess{}, desired: control.Desired{
 		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),
 		Devices: []string{fl.cfg.Device}, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
 	}}
-	fl.sharing = division{
-		Sharing: sharing.New(sharing.Options{Config: &fl.cfg, Dir: o.Dir, Cache: o.Cache, Log: fl.log}),
-		cfg:     &fl.cfg, functions: &fl.functions, published: &fl.orchestrator.desired, started: fl.started, log: fl.log,
+	for _, name := range fl.orchestrator.desired.Devices {
+		fl.devices = append(fl.devices, &device{
+			Sharing: sharing.New(sharing.Options{Config: &fl.cfg, Device: name, Dir: o.Dir, Cache: o.Cache, Log: fl.log}),
+			cfg:     &fl.cfg, functions: &fl.functions, published: &fl.orchestrator.desired, started: fl.started, log: fl.log,
+			faults: faults{guard: fault.Guard{Hold: fl.cfg.FaultHold}},
+		})
 	}
 	return fl
 }
@@ -127,20 +129,24 @@ func (fl *Fleet) Close() {
 		f.close()
 	}
 	fl.functions = nil
-	fl.sharing.Close()
+	for _, d := range fl.devices {
+		d.Sharing.Close()
+	}
 }
 
 // Step lets every instance's policy act on the observed state. It publishes the desired
 // state if that changed.
 func (fl *Fleet) Step() {
 	fl.judge()
-	fl.sharing.decide(occasion{})
-	if fl.sharing.Device.Known { // shares and memory of processes depend on it
-		fl.functions.eachInstance((*instance).step)
-	}
+	fl.decide(occasion{})
+	fl.functions.eachInstance(func(in *instance) {
+		if in.device.Device.Known { // shares and memory of processes depend on it
+			in.step()
+		}
+	})
 	if had := len(fl.functions); had > 0 {
 		if fl.functions = slices.DeleteFunc(fl.functions, (*function).reap); len(fl.functions) < had {
-			fl.sharing.decide(occasion{})
+			fl.decide(occasion{})
 		}
 	}
 	fl.dropWorkers()
@@ -156,12 +162,12 @@ func (fl *Fleet) Observe(o control.Observed) {
 		return
 	}
 	if another {
-		fl.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Device(fl.cfg.Device).Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
+		fl.log.Info().Str("orchestrator", o.OrchestratorID).Int("cpus", o.CPUs).Msg("orchestrator connected")
 	}
-	fl.sharing.decide(occasion{observed: &o})
-	if fl.sharing.Device.MPS {
-		if lost := fl.faults.lost(&o); len(lost) > 0 {
-			fl.deviceFailed(&o, lost)
+	for _, d := range fl.devices {
+		d.decide(occasion{observed: &o})
+		if d.Device.MPS {
+			d.noteLost(o.Processes)
 		}
 	}
 	for _, p := range o.Processes {
@@ -184,12 +190,14 @@ func (fl *Fleet) Watch() {
 	for _, f := range fl.functions {
 		f.watch()
 	}
-	fl.sharing.decide(occasion{counts: true})
-	fl.sharing.Watch()
+	for _, d := range fl.devices {
+		d.decide(occasion{counts: true})
+		d.Sharing.Watch()
+	}
 }
 
 // Tune adapts the shares. The control loop calls it at the configured interval.
-func (fl *Fleet) Tune() { fl.sharing.decide(occasion{interval: true}) }
+func (fl *Fleet) Tune() { fl.decide(occasion{interval: true}) }
 
 // Admit gives a process its memory, if the process is desired.
 func (fl *Fleet) Admit(conn *control.AttachConn, hello control.Attach) {
@@ -229,8 +237,10 @@ func (fl *Fleet) Ready() error {
 	if fl.draining {
 		return errors.New("draining")
 	}
-	if !fl.sharing.Device.Known && len(fl.functions) > 0 {
-		return fmt.Errorf("the orchestrator has not found device %s yet; see its log", fl.cfg.Device)
+	for _, d := range fl.devices {
+		if !d.Device.Known && len(fl.functions) > 0 {
+			return fmt.Errorf("the orchestrator has not found device %s yet; see its log", d.Device.Name)
+		}
 	}
 	var waits []string
 	for _, f := range fl.functions {
@@ -258,11 +268,11 @@ func (fl *Fleet) RestoreFiles() {
 
 // Snapshot describes the functions.
 func (fl *Fleet) Snapshot() (s observe.Snapshot) {
-	fl.sharing.decide(occasion{}) // what it decided last may be older than the processes
+	fl.decide(occasion{}) // what it decided last may be older than the processes
 	s.Status = control.Status{
 		Started: fl.started.UTC(), Policy: string(fl.cfg.Shares.Policy), Lab: fl.cfg.Lab.String(),
-		Mechanism: fl.orchestrator.observed.Device(fl.cfg.Device).Mechanism, Device: fl.sharing.Device.GPU, Faults: control.FaultStatus{Count: fl.faults.count},
-		NeedsPercent:  fl.sharing.NeedsPercent(),
+		Mechanism: fl.orchestrator.observed.Device(fl.cfg.Device).Mechanism, Device: fl.devices[0].Device.GPU, Faults: control.FaultStatus{Count: fl.devices[0].faults.count},
+		NeedsPercent:  fl.devices[0].NeedsPercent(),
 		Configuration: fl.file.status, Functions: []control.FunctionStatus{}, Workers: fl.functions.workersStatus(fl.cfg.Workers),
 	}
 	for _, f := range fl.functions {
@@ -271,7 +281,7 @@ func (fl *Fleet) Snapshot() (s observe.Snapshot) {
 		s.Functions = append(s.Functions, observe.Function{
 			Stats: stats, Histograms: fl.metrics.Of(f.name), Picture: f.port.PictureNumber(),
 			Serving: f.instances.serving(), Failures: f.instances.failures(),
-			PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: fl.sharing.Uses(f.name),
+			PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: f.instances.uses(),
 		})
 	}
 	return s

@@ -66,8 +66,8 @@ func logWarnings(card *models.Card, log zerolog.Logger) {
 // bounds the descriptors that a request needs.
 const minFragmentBytes = 512
 
-// newFunction opens the port and allocates the memory. It starts no thread of the data path.
-func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function, err error) {
+// newFunction opens the port and allocates the memory of a function on a device. It starts no thread of the data path.
+func newFunction(fl *Fleet, c configs.Function, card *models.Card, on *device) (_ *function, err error) {
 	f := &function{
 		fleet: fl, name: c.Name, config: c,
 		log:   fl.log.With().Str("if", c.Name).Logger(),
@@ -119,7 +119,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		return nil, err
 	}
 	for i := range c.Instances {
-		in, err := newInstance(f, i)
+		in, err := newInstance(f, i, on)
 		if err != nil {
 			return nil, err
 		}
@@ -231,6 +231,8 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 	for _, in := range f.instances {
 		s.Instances = append(s.Instances, in.status())
 	}
-	f.fleet.sharing.Status(&s)
+	for _, d := range f.fleet.devices {
+		d.Status(&s)
+	}
 	return s
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/policy/gslice"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 // functions are those of a node. The control loop owns them.
@@ -68,6 +69,21 @@ func (list functions) replacing() bool {
 
 // instances are those of a function.
 type instances []*instance
+
+// on reports whether an instance is on a device.
+func (list instances) on(d *device) bool {
+	return slices.ContainsFunc(list, func(in *instance) bool { return in.device == d })
+}
+
+// uses returns those of the instances; nil if the node has no guarantees.
+func (list instances) uses() (uses []sharing.Use) {
+	for _, in := range list {
+		if u, ok := in.device.Use(in.id); ok {
+			uses = append(uses, u)
+		}
+	}
+	return uses
+}
 
 // served reports whether any instance has an active process.
 func (list instances) served() bool {

@@ -61,7 +61,7 @@ func TestDrainWhileSharing(t *testing.T) {
 	left := b.functions.find("b")
 	left.config.SharePercent = 90
 	left.shareEdits++
-	b.sharing.decide(occasion{})
+	b.devices[0].decide(occasion{})
 	if got := b.instance("b", 0).pair.Share(); got != 90 {
 		t.Errorf("b has %v %%, want the 90 that are free", got)
 	}

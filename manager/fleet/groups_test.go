@@ -541,7 +541,7 @@ func TestNodeComesToRest(t *testing.T) {
 		}
 		b.stuck = false
 		for _, f := range b.functions {
-			b.faults.guard.Forget(f.name)
+			b.devices[0].faults.guard.Forget(f.name)
 			f.release()
 		}
 		b.turns()

@@ -54,7 +54,7 @@ func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 // reports lets an instance's process report.
 func (b *nodeBed) reports(in *instance, r control.Report) {
 	in.report(r.Generation, r)
-	b.sharing.decide(occasion{})
+	b.devices[0].decide(occasion{})
 }
 
 func TestGuarantee(t *testing.T) {

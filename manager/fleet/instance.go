@@ -23,11 +23,12 @@ import (
 // process and its shadow share, and the policy that decides which process is active. The control
 // loop owns it.
 type instance struct {
-	fleet *Fleet
-	f     *function
-	id    gslice.ID
-	log   zerolog.Logger
-	queue *datapath.Queue
+	fleet  *Fleet
+	f      *function
+	id     gslice.ID
+	log    zerolog.Logger
+	device *device // that its processes run on
+	queue  *datapath.Queue
 
 	pair      *pair.Pair
 	processes processes
@@ -44,10 +45,10 @@ type instance struct {
 	stoppedSince time.Duration
 }
 
-func newInstance(f *function, index int) (*instance, error) {
+func newInstance(f *function, index int, on *device) (*instance, error) {
 	queue := f.port.Queue(index)
 	in := &instance{
-		fleet: f.fleet, f: f, id: gslice.ID{IF: f.name, Instance: index},
+		fleet: f.fleet, f: f, device: on, id: gslice.ID{IF: f.name, Instance: index},
 		log:       f.log.With().Int("instance", index).Logger(),
 		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
 		processes: processes{},
@@ -56,8 +57,8 @@ func newInstance(f *function, index int) (*instance, error) {
 		tensors:   tensors{},
 	}
 	in.pair.StartAfter(f.fleet.generations[in.id])
-	if f.fleet.sharing.Device.Known {
-		if err := in.tensors.make(f.model.desired, in.id, &f.fleet.sharing.Device); err != nil {
+	if on.Device.Known {
+		if err := in.tensors.make(f.model.desired, in.id, &on.Device); err != nil {
 			return nil, err
 		}
 	}
@@ -72,7 +73,7 @@ func (in *instance) forgetDevice() {
 
 // step carries out the policy's commands.
 func (in *instance) step() {
-	change := in.fleet.sharing.Change(&in.fleet.cfg, in.f.config)
+	change := in.device.Change(&in.fleet.cfg, in.f.config)
 	in.pair.InPlace = change == configs.ChangeInPlace || change == configs.ChangePartition || change == configs.ChangeNone
 	in.pair.Restart = change == configs.ChangeRestart
 	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" // a shadow would fill host memory per member
@@ -144,7 +145,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
-	if in.fleet.sharing.Device.MPS && in.processes.awaitsVerdict(q, &o, runclock.Time()) {
+	if in.device.Device.MPS && in.processes.awaitsVerdict(q, &o, runclock.Time()) {
 		return
 	}
 	expected := o.WrongAnswers && q.Excused() // learnWrong has logged it
@@ -160,7 +161,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if o.State == control.Ready {
 		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
 	}
-	if o.DeviceLost && in.fleet.sharing.Device.MPS {
+	if o.DeviceLost && in.device.Device.MPS {
 		in.pair.Excuse(o.Generation) // deviceFailed has already blamed a function
 	}
 	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && q.Card == in.pair.Card() && (active == nil || active == q) {
@@ -206,14 +207,14 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		return fmt.Errorf("encode geometry: %w", err)
 	}
 	// The card may be an earlier one, whose buffers were freed.
-	if err := in.tensors.make(q.Card, in.id, &in.fleet.sharing.Device); err != nil {
+	if err := in.tensors.make(q.Card, in.id, &in.device.Device); err != nil {
 		return err
 	}
 	card, err := json.Marshal(in.tensors[q.Card].card)
 	if err != nil {
 		return fmt.Errorf("encode card: %w", err)
 	}
-	admission, err := in.fleet.sharing.Admit(hello.PID)
+	admission, err := in.device.Admit(hello.PID)
 	if err != nil {
 		return err
 	}
@@ -230,7 +231,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		Measurements: warmedUp.Measurements, Compared: warmedUp.Compared,
 	}, files)
 	if err != nil {
-		in.fleet.sharing.Leave(hello.PID)
+		in.device.Leave(hello.PID)
 		return err
 	}
 	p := in.processes.of(hello.Generation)
@@ -238,7 +239,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	in.pair.Attach(hello.Generation)
 	in.fleet.loop.Go(func() {
 		in.readReports(conn, hello.Generation)
-		in.fleet.loop.Post(func() { in.fleet.sharing.Leave(hello.PID) })
+		in.fleet.loop.Post(func() { in.device.Leave(hello.PID) })
 	})
 	return nil
 }

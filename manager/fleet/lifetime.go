@@ -24,19 +24,20 @@ func (fl *Fleet) add(c configs.Function, byHand float64) error {
 	if n := len(fl.functions); n >= configs.MaxFunctions {
 		return fmt.Errorf("add function %s: the node has %d functions, want at most %d", c.Name, n, configs.MaxFunctions)
 	}
-	if err := fl.sharing.fits(c); err != nil {
+	on := fl.devices[0]
+	if err := on.fits(c); err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
 	if other := fl.functions.portHolder(c.Port); other != "" {
 		return fmt.Errorf("add function %s: port %d belongs to function %q; choose another, or 0 for any free one", c.Name, c.Port, other)
 	}
-	f, err := newFunction(fl, c, card)
+	f, err := newFunction(fl, c, card, on)
 	if err != nil {
 		return err
 	}
 	f.byHand = byHand
 	fl.functions = append(fl.functions, f)
-	fl.sharing.decide(occasion{})
+	fl.decide(occasion{})
 	f.port.Start(fl.metrics.Of(f.name))
 	f.log.Info().Stringer("port", f.port.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
 		Int("request_bytes", card.Input.WireBytes()).Str("change", string(fl.cfg.ChangeOf(c))).Msg("function added")
@@ -113,7 +114,7 @@ func (f *function) reap() bool {
 	}
 	f.close()
 	f.fleet.metrics.Forget(f.name)
-	f.fleet.faults.guard.Forget(f.name)
+	f.fleet.forgetFaults(f.name)
 	f.log.Info().Msg("function removed")
 	if f.trial.failed() {
 		f.trial.settle(fmt.Errorf("add function %s: its process cannot start: %s; the function was removed", f.name, f.trial.failure))
@@ -143,10 +144,11 @@ func (f *function) close() {
 
 // SetShare sets the share of each instance by hand.
 func (fl *Fleet) SetShare(name string, percent float64) (Order, error) {
-	if fl.functions.find(name) == nil {
+	f := fl.functions.find(name)
+	if f == nil {
 		return Order{}, fl.functions.unknown(name)
 	}
-	err := fl.sharing.setByHand(name, percent)
+	err := fl.setByHand(f, percent)
 	fl.keep()
 	return Order{Done: fmt.Sprintf("%s: share set to %v %%", name, percent)}, err
 }

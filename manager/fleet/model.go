@@ -174,14 +174,15 @@ func (f *function) replace(model *models.Card, want configs.Function, older []ol
 	// Copy the card: for the instances the same model with another setup is another card.
 	card := new(*model)
 	f.model.setups[card] = setupUnder(&f.fleet.cfg, want, card)
-	if f.fleet.sharing.Device.Known { // tensor sizes depend on it; else admit creates them
-		for _, in := range f.instances {
-			if err := in.tensors.make(card, in.id, &f.fleet.sharing.Device); err != nil {
-				return err
-			}
+	for _, in := range f.instances {
+		if !in.device.Device.Known { // tensor sizes depend on it; admit creates them
+			continue
+		}
+		if err := in.tensors.make(card, in.id, &in.device.Device); err != nil {
+			return err
 		}
 	}
-	f.fleet.faults.guard.Forget(f.name) // they belong to the old model
+	f.fleet.forgetFaults(f.name) // they belong to the old model
 	f.release()
 	f.model.replacing = &replacement{old: f.model.desired, want: want, older: older, waits: slices.Clone(f.instances), done: done}
 	f.want(card)

@@ -150,11 +150,13 @@ func (b *nodeBed) add(c configs.Function) error { return b.Fleet.add(c, 0) }
 
 // setShare sets the share of an instance, as package sharing does.
 func setShare(in *instance, percent float64) {
-	in.fleet.sharing.carryOut(sharing.SetShare{ID: in.id, Percent: percent})
+	in.device.carryOut(sharing.SetShare{ID: in.id, Percent: percent})
 }
 
 // changeOf is how a function's share changes.
-func changeOf(f *function) configs.Change { return f.fleet.sharing.Change(&f.fleet.cfg, f.config) }
+func changeOf(f *function) configs.Change {
+	return f.instances[0].device.Change(&f.fleet.cfg, f.config)
+}
 
 // page returns the status of the node.
 func (b *nodeBed) page() control.Status { return b.Snapshot().Status }
@@ -323,7 +325,7 @@ func (b *nodeBed) report() {
 	for _, v := range b.sorted() {
 		p := b.fakes[v]
 		seen := control.ObservedProcess{
-			IF: v.IF, Instance: v.Instance, Generation: v.generation, State: p.state,
+			IF: v.IF, Instance: v.Instance, Generation: v.generation, Device: b.device, State: p.state,
 			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, InfeasibleGroups: p.unfit,
 			WrongAnswers: p.wrong, Batches: testCard().Batches[:p.sizes], WarmingUp: p.sizes > 0 && p.sizes < len(testCard().Batches),
 			EphemeralBytes: int64(p.sizes), Superseded: p.superseded,
@@ -395,7 +397,7 @@ func (b *nodeBed) status(name string) control.FunctionStatus {
 	if f == nil {
 		b.t.Fatalf("there is no function %s", name)
 	}
-	b.sharing.decide(occasion{})
+	b.devices[0].decide(occasion{})
 	stats := f.port.Stats()
 	return f.status(&stats)
 }

@@ -148,14 +148,14 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 	for _, q := range in.pair.Processes() {
 		with := in.f.setupFor(q.Card)
 		p := control.DesiredProcess{
-			IF: in.f.name, Instance: in.id.Instance, Generation: q.Generation, Device: in.fleet.cfg.Device,
-			SharedWeights: with.weights == configs.WeightsShared && in.fleet.sharing.Device.GPU != nil,
+			IF: in.f.name, Instance: in.id.Instance, Generation: q.Generation, Device: in.device.Device.Name,
+			SharedWeights: with.weights == configs.WeightsShared && in.device.Device.GPU != nil,
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,
 			Worker: with.worker, Environment: with.environment, Ticket: in.processes.of(q.Generation).ticket,
 		}
-		in.orders.fill(&p, q, &in.fleet.cfg, in.fleet.sharing.Change(&in.fleet.cfg, in.f.config))
-		p.PartialWarmUp = q.Early && in.fleet.sharing.Device.GPU != nil && in.fleet.sharing.AnswersRightly(&in.fleet.cfg, in.f.config, q)
+		in.orders.fill(&p, q, &in.fleet.cfg, in.device.Change(&in.fleet.cfg, in.f.config))
+		p.PartialWarmUp = q.Early && in.device.Device.GPU != nil && in.device.AnswersRightly(&in.fleet.cfg, in.f.config, q)
 		if w, ok := in.fleet.cfg.Worker(with.worker); ok {
 			p.WorkerLimits = limitsOf(w)
 		}
@@ -180,7 +180,7 @@ func (in *instance) lost(generation uint32) {
 		return
 	}
 	in.log.Warn().Uint32("generation", generation).Msg("process disconnected")
-	if q.State == control.Active && in.fleet.sharing.Device.MPS {
+	if q.State == control.Active && in.device.Device.MPS {
 		in.awaitReport(generation)
 		return
 	}

@@ -20,63 +20,76 @@ type occasion struct {
 	interval bool              // shares.interval has passed: take windows
 }
 
-// division divides the device among the functions: package sharing decides, and division carries it out.
-// The control loop owns it.
-type division struct {
+// device is a device that functions run on. Package sharing decides how the instances there share it, and device carries
+// that out. The control loop owns it.
+type device struct {
 	*sharing.Sharing
 	cfg       *configs.Config
-	functions *functions
+	functions *functions // of the node
 	published *control.Desired
 	started   time.Time
 	log       zerolog.Logger
 	seen      []sharing.Function // of the last snapshot that was decided about; the next one uses its memory
+	faults    faults
+}
+
+// eachInstance calls do with the instances on the device.
+func (d *device) eachInstance(do func(*instance)) {
+	d.functions.eachInstance(func(in *instance) {
+		if in.device == d {
+			do(in)
+		}
+	})
 }
 
 // decide lets package sharing decide about the functions as they are now, and carries that out.
-func (d *division) decide(why occasion) {
-	s := d.snapshot(d.seen[:0])
-	s.Now, s.Observed, s.Counted, s.Interval = time.Since(d.started), why.observed, why.counts, why.interval
+func (d *device) decide(why occasion) {
+	s := d.snapshot(d.seen[:0], why)
 	d.seen = s.Functions
-	for i, f := range *d.functions {
-		for j, in := range f.instances {
-			to := &s.Functions[i].Instances[j]
-			if why.counts {
-				to.Arrivals = in.queue.Arrivals()
-			}
-			if why.interval {
-				w := in.queue.Window()
-				to.Window = &w
-			}
-		}
-	}
 	for _, a := range d.Decide(s) {
 		d.carryOut(a)
 	}
 }
 
-// snapshot describes the functions, without their traffic. It uses the memory of list, up to its capacity.
-func (d *division) snapshot(list []sharing.Function) sharing.Snapshot {
+// snapshot describes the functions on the device. It uses the memory of list, up to its capacity.
+func (d *device) snapshot(list []sharing.Function, why occasion) sharing.Snapshot {
 	for _, f := range *d.functions {
+		if !f.instances.on(d) {
+			continue
+		}
 		var to *sharing.Function
 		list, to = next(list)
 		*to = sharing.Function{Config: f.config, Objective: f.slo, ByHand: f.byHand, Edits: f.shareEdits, Removing: f.leaves, Instances: to.Instances[:0]}
 		for _, in := range f.instances {
+			if in.device != d {
+				continue
+			}
 			var of *sharing.Instance
 			to.Instances, of = next(to.Instances)
 			p := in.pair
 			*of = sharing.Instance{
-				Card: p.Card(), Worker: f.setupFor(p.Card()).worker, Share: p.Share(), Last: p.Last(), Changing: p.Changing(),
+				Number: in.id.Instance, Card: p.Card(), Worker: f.setupFor(p.Card()).worker, Share: p.Share(), Last: p.Last(), Changing: p.Changing(),
 				Movable: max(in.ringSince, in.batchesSince), Report: in.reported.Report, Processes: of.Processes[:0],
 			}
 			if q := p.Active(); q != nil {
 				of.Active = q.Generation
+			}
+			if why.counts {
+				of.Arrivals = in.queue.Arrivals()
+			}
+			if why.interval {
+				w := in.queue.Window()
+				of.Window = &w
 			}
 			for _, q := range p.Processes() {
 				of.Processes = append(of.Processes, sharing.Process{Process: *q, Worker: f.setupFor(q.Card).worker, Groups: in.orders.assigned[q.Generation]})
 			}
 		}
 	}
-	s := sharing.Snapshot{Config: d.cfg, Running: runclock.Now(), Published: d.published, Functions: list}
+	s := sharing.Snapshot{
+		Config: d.cfg, Now: time.Since(d.started), Running: runclock.Now(), Published: d.published, Functions: list,
+		Observed: why.observed, Counted: why.counts, Interval: why.interval,
+	}
 	d.Judged(&s)
 	return s
 }
@@ -92,7 +105,7 @@ func next[T any](list []T) ([]T, *T) {
 }
 
 // carryOut carries out what package sharing has decided.
-func (d *division) carryOut(a sharing.Action) {
+func (d *device) carryOut(a sharing.Action) {
 	on := func(id gslice.ID, do func(*instance)) {
 		if in := d.functions.instance(id); in != nil {
 			do(in)
@@ -125,7 +138,7 @@ func (d *division) carryOut(a sharing.Action) {
 	case sharing.Open:
 		d.Open(a.GPU)
 	case sharing.ForgetDevice:
-		d.functions.eachInstance((*instance).forgetDevice)
+		d.eachInstance((*instance).forgetDevice)
 	case sharing.Log:
 		log := &d.log
 		if f := d.functions.find(a.ID.IF); f != nil {
@@ -137,26 +150,37 @@ func (d *division) carryOut(a sharing.Action) {
 }
 
 // setByHand sets the share of each instance of a function, as an operator wants it.
-func (d *division) setByHand(name string, percent float64) error {
-	s := d.snapshot(nil)
-	if err := d.CheckByHand(&s, name, percent); err != nil {
-		return err
+func (fl *Fleet) setByHand(f *function, percent float64) error {
+	for _, d := range fl.devices {
+		if !f.instances.on(d) {
+			continue
+		}
+		s := d.snapshot(nil, occasion{})
+		if err := d.CheckByHand(&s, f.name, percent); err != nil {
+			return err
+		}
 	}
-	f := d.functions.find(name)
-	if d.cfg.Shares.Tune && !d.cfg.Guarantees() { // it lasts until the next tuning
+	if fl.cfg.Shares.Tune && !fl.cfg.Guarantees() { // it lasts until the next tuning
 		for _, in := range f.instances {
-			d.carryOut(sharing.SetShare{ID: in.id, Percent: percent})
+			in.device.carryOut(sharing.SetShare{ID: in.id, Percent: percent})
 		}
 		return nil
 	}
 	f.byHand = percent
-	d.decide(occasion{})
+	fl.decide(occasion{})
 	return nil
 }
 
-// fits returns an error if there is no room for another function.
-func (d *division) fits(c configs.Function) error {
-	s := d.snapshot(nil)
+// decide lets package sharing decide about all devices.
+func (fl *Fleet) decide(why occasion) {
+	for _, d := range fl.devices {
+		d.decide(why)
+	}
+}
+
+// fits returns an error if there is no room for another function on the device.
+func (d *device) fits(c configs.Function) error {
+	s := d.snapshot(nil, occasion{})
 	return d.Fits(&s, c)
 }
 

@@ -38,7 +38,7 @@ func BenchmarkStep(b *testing.B) {
 		for _, part := range []struct {
 			name string
 			do   func()
-		}{{"snapshot", func() { n.sharing.snapshot(n.sharing.seen[:0]) }}, {"decide", func() { n.sharing.decide(occasion{}) }}, {"publish", n.publish}, {"all", n.Step}, {"watch", n.Watch}} {
+		}{{"snapshot", func() { n.devices[0].snapshot(n.devices[0].seen[:0], occasion{}) }}, {"decide", func() { n.devices[0].decide(occasion{}) }}, {"publish", n.publish}, {"all", n.Step}, {"watch", n.Watch}} {
 			b.Run(string(policy)+"/"+part.name, func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {

@@ -72,7 +72,7 @@ func (d *Decider) Decide(s Snapshot) []Action {
 	d.s, d.actions, d.opening = s, nil, false
 	d.readFunctions()
 	if o := s.Published; o != nil && o.Seq != d.groups.published && d.onGPU() {
-		d.groups.publish(o)
+		d.groups.publish(d.Device.Name, o)
 	}
 	if o := s.Observed; o != nil {
 		d.readDevice(o)
@@ -112,8 +112,8 @@ func (d *Decider) readFunctions() {
 	d.members = d.spare[:0]
 	for i := range d.s.Functions {
 		f := &d.s.Functions[i]
-		for n, in := range f.Instances {
-			id := gslice.ID{IF: f.Config.Name, Instance: n}
+		for _, in := range f.Instances {
+			id := gslice.ID{IF: f.Config.Name, Instance: in.Number}
 			m := find(before, id)
 			if m == nil {
 				m = &member{id: id, byHand: f.ByHand, edits: f.Edits, seen: map[uint32]*observation{}, new: true}
@@ -196,7 +196,7 @@ func (d *Decider) readProcesses(o *control.Observed) {
 	for i := range o.Processes {
 		p := &o.Processes[i]
 		m := find(d.members, gslice.ID{IF: p.IF, Instance: p.Instance})
-		if m == nil {
+		if m == nil || p.Device != d.Device.Name {
 			continue
 		}
 		q := m.process(p.Generation)

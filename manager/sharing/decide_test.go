@@ -1,6 +1,7 @@
 package sharing
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func newScriptOn(t *testing.T, device string, o *control.Observed, policy config
 	t.Helper()
 	x := &script{T: t, cfg: configs.Default(), each: time.Millisecond, cpu: map[string]time.Duration{}}
 	x.cfg.Shares.Policy, x.cfg.Device = policy, device
-	x.Decider = NewDecider(&x.cfg)
+	x.Decider = NewDecider(&x.cfg, device)
 	x.s = Snapshot{Config: &x.cfg, Judged: map[*models.Card]Judged{}}
 	for _, f := range functions {
 		card := &models.Card{Name: f.Name, Model: f.Name, Batches: []int{1, 2, 4}}
@@ -140,6 +141,9 @@ func (x *script) intervals(name string, tail time.Duration) (done []string) {
 // observe lets the orchestrator report on processes.
 func (x *script) observe(processes ...control.ObservedProcess) []string {
 	x.s.Observed = onGPU(MechanismMPS, x.Device.GPU)
+	for i := range processes {
+		processes[i].Device = cmp.Or(processes[i].Device, x.Device.Name)
+	}
 	x.s.Observed.Processes = processes
 	if x.s.Published != nil {
 		x.s.Observed.AckSeq = x.s.Published.Seq
@@ -316,7 +320,7 @@ func (x *script) publish() {
 	}
 	for _, f := range x.s.Functions {
 		for _, q := range f.Instances[0].Processes {
-			o.Processes = append(o.Processes, control.DesiredProcess{IF: f.Config.Name, Generation: q.Generation, SMGroups: q.Groups})
+			o.Processes = append(o.Processes, control.DesiredProcess{IF: f.Config.Name, Generation: q.Generation, Device: x.Device.Name, SMGroups: q.Groups})
 		}
 	}
 	x.s.Published = o
@@ -347,6 +351,8 @@ func TestMovedGroups(t *testing.T) {
 	}
 	x.wants("after an edit", x.decide(), "a/0: share 25", "b/0: share 75", "a/0: groups [0 1 2 3]")
 	x.publish()
+	elsewhere := control.DesiredProcess{IF: "a", Instance: 1, Generation: 1, Device: "cuda:1", SMGroups: []int{4, 5}}
+	x.s.Published.Processes = append(x.s.Published.Processes, elsewhere) // groups of another device
 	x.wants("while a moves", x.observe(on("a", 0, 1, 2, 3, 4, 5, 6, 7), on("b", 12, 13, 14, 15)))
 	x.wants("when a has left", x.observe(on("a", 0, 1, 2, 3), on("b", 12, 13, 14, 15)), "b/0: groups [4 5 6 7 8 9 10 11 12 13 14 15]")
 }

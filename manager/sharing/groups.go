@@ -219,11 +219,11 @@ func (p *groups) observe(o *control.Observed) {
 }
 
 // publish records which groups the published processes have.
-func (p *groups) publish(o *control.Desired) {
+func (p *groups) publish(device string, o *control.Desired) {
 	p.published = o.Seq
 	desired := map[partition.Process][]int{}
 	for _, q := range o.Processes {
-		if len(q.SMGroups) > 0 {
+		if q.Device == device && len(q.SMGroups) > 0 {
 			desired[partition.Process{ID: gslice.ID{IF: q.IF, Instance: q.Instance}, Generation: q.Generation}] = q.SMGroups
 		}
 	}

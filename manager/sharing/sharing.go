@@ -1,4 +1,4 @@
-// Package sharing divides the device among the instances of functions:
+// Package sharing divides a device among the instances of functions that run there:
 //
 //	Snapshot ──Decide──> Actions ──(manager/fleet)──> pairs, queues, orders
 //
@@ -30,6 +30,8 @@ import (
 // Options configures a Sharing.
 type Options struct {
 	Config *configs.Config
+	// Device is its name in control.Desired.
+	Device string
 	// Dir is the runtime folder.
 	Dir string
 	// Cache is the folder for what is learned about the GPU; empty: nothing is kept.
@@ -47,10 +49,10 @@ type Sharing struct {
 	busy        busy
 }
 
-// NewDecider returns a Decider that has seen no function.
-func NewDecider(cfg *configs.Config) Decider {
+// NewDecider returns a Decider for a device that has seen no function.
+func NewDecider(cfg *configs.Config, device string) Decider {
 	return Decider{
-		Device:     Device{Name: cfg.Device, Known: cfg.Device == configs.DeviceCPU},
+		Device:     Device{Name: device, Known: device == configs.DeviceCPU},
 		shares:     shares{Controller: gslice.NewController(shareConfig(cfg))},
 		guarantees: guarantees{workers: map[string]guarantee.Action{}, ran: map[string]int64{}},
 	}
@@ -59,7 +61,7 @@ func NewDecider(cfg *configs.Config) Decider {
 // New returns a Sharing that has seen no function. Close frees it.
 func New(o Options) *Sharing {
 	return &Sharing{
-		Decider: NewDecider(o.Config), log: o.Log,
+		Decider: NewDecider(o.Config, o.Device), log: o.Log,
 		percentages: percentages{cache: o.Cache, log: o.Log},
 		turns:       turns{files: map[bool]*shm.Turns{}, holders: map[int]*turnHolder{}},
 		busy:        busy{dir: o.Dir, log: o.Log},

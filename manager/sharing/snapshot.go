@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Snapshot is a node at a moment. Decide changes neither it nor what it refers to.
+// Snapshot is a device of a node at a moment, with the instances there. Decide changes neither it nor what it refers to.
 type Snapshot struct {
 	Config *configs.Config
 	// Now is the time since the manager began, Running the time by package runclock.
@@ -45,6 +45,7 @@ type Function struct {
 
 // Instance is an instance of a snapshot.
 type Instance struct {
+	Number int          // of the function's instances, some of which may be on other devices
 	Card   *models.Card // the desired model
 	Worker string       // that is going to host it; empty: none
 	Share  float64      // the desired share
@@ -71,8 +72,10 @@ type Process struct {
 // Instance finds an instance; nil if there is none.
 func (s *Snapshot) Instance(id gslice.ID) *Instance {
 	for i := range s.Functions {
-		if f := &s.Functions[i]; f.Config.Name == id.IF && id.Instance < len(f.Instances) {
-			return &f.Instances[id.Instance]
+		f := &s.Functions[i]
+		n := slices.IndexFunc(f.Instances, func(in Instance) bool { return in.Number == id.Instance })
+		if f.Config.Name == id.IF && n >= 0 {
+			return &f.Instances[n]
 		}
 	}
 	return nil

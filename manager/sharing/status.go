@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
 // of returns the members of a function that the last snapshot had.
@@ -18,15 +19,16 @@ func (d *Decider) of(function string) (list []*member) {
 	return list
 }
 
-// Status adds to a function's status its part of the device. The instances must be there already.
+// Status adds to a function's status its part of the device. The instances must be there already, those on other
+// devices too.
 func (d *Decider) Status(s *control.FunctionStatus) {
 	members := d.of(s.Name)
 	if len(members) == 0 {
 		return // no snapshot has it yet
 	}
 	s.Change = string(members[0].change)
-	for i, m := range members {
-		d.instanceStatus(m, &s.Instances[i])
+	for _, m := range members {
+		d.instanceStatus(m, &s.Instances[m.id.Instance])
 		s.SharePercent += m.sharePercent()
 		s.Limit = max(s.Limit, m.limit)
 		// Requests are late with any share.
@@ -41,7 +43,10 @@ func (d *Decider) Status(s *control.FunctionStatus) {
 		s.SharePercent = wholePercent // all instances use the same device, so it counts once
 	}
 	if d.s.Config.Guarantees() {
-		s.Guarantee = d.guaranteeStatus(members)
+		if s.Guarantee == nil {
+			s.Guarantee = &control.GuaranteeStatus{}
+		}
+		d.addGuarantees(s.Guarantee, members)
 		s.SharePercent = s.Guarantee.Percent
 	}
 }
@@ -56,9 +61,8 @@ func (d *Decider) instanceStatus(m *member, s *control.InstanceStatus) {
 	}
 }
 
-// guaranteeStatus sums up the instances' guarantees.
-func (d *Decider) guaranteeStatus(members []*member) *control.GuaranteeStatus {
-	s := &control.GuaranteeStatus{}
+// addGuarantees adds the instances' guarantees.
+func (d *Decider) addGuarantees(s *control.GuaranteeStatus, members []*member) {
 	for _, m := range members {
 		e, a := &m.entitled, d.guarantees.guaranteeOf(m, m.f.worker())
 		s.Percent += round(100 * a.Guarantee)
@@ -74,7 +78,6 @@ func (d *Decider) guaranteeStatus(members []*member) *control.GuaranteeStatus {
 		s.Unprotected = control.UnprotectedByDevice
 	}
 	s.Unprotected = cmp.Or(s.Unprotected, d.unprotected())
-	return s
 }
 
 // NeedsPercent is the sum of the needs of all functions, in percent of the device.
@@ -88,14 +91,12 @@ type Use struct {
 	Guaranteed, Demoted time.Duration
 }
 
-// Uses returns those of a function's instances; nil if the node has no guarantees.
-func (d *Decider) Uses(function string) (list []Use) {
-	if d.s.Config == nil || !d.s.Config.Guarantees() {
-		return nil
+// Use returns that of an instance; ok is false if the node has no guarantees.
+func (d *Decider) Use(id gslice.ID) (u Use, ok bool) {
+	m := find(d.members, id)
+	if m == nil || !d.s.Config.Guarantees() {
+		return u, false
 	}
-	for _, m := range d.of(function) {
-		e := &m.entitled
-		list = append(list, Use{e.action.Guarantee, e.action.Need, e.action.Infeasible != "", e.spent.total - e.spent.demoted, e.spent.demoted})
-	}
-	return list
+	e := &m.entitled
+	return Use{e.action.Guarantee, e.action.Need, e.action.Infeasible != "", e.spent.total - e.spent.demoted, e.spent.demoted}, true
 }
