@@ -114,13 +114,17 @@ func New(o Options) *Fleet {
 		Devices: []string{fl.cfg.Device}, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
 	}}
 	for _, name := range fl.orchestrator.desired.Devices {
-		fl.devices = append(fl.devices, &device{
-			Sharing: sharing.New(sharing.Options{Config: &fl.cfg, Device: name, Dir: o.Dir, Cache: o.Cache, Log: fl.log}),
-			cfg:     &fl.cfg, functions: &fl.functions, published: &fl.orchestrator.desired, started: fl.started, log: fl.log,
-			faults: faults{guard: fault.Guard{Hold: fl.cfg.FaultHold}},
-		})
+		fl.addDevice(name, &o)
 	}
 	return fl
+}
+
+func (fl *Fleet) addDevice(name string, o *Options) {
+	fl.devices = append(fl.devices, &device{
+		Sharing: sharing.New(sharing.Options{Config: &fl.cfg, Device: name, Dir: o.Dir, Cache: o.Cache, Log: fl.log}),
+		cfg:     &fl.cfg, functions: &fl.functions, published: &fl.orchestrator.desired, started: fl.started, log: fl.log,
+		faults: faults{guard: fault.Guard{Hold: fl.cfg.FaultHold}},
+	})
 }
 
 // Close frees all memory and ports, whatever state the functions are in.

@@ -24,8 +24,8 @@ func (fl *Fleet) add(c configs.Function, byHand float64) error {
 	if n := len(fl.functions); n >= configs.MaxFunctions {
 		return fmt.Errorf("add function %s: the node has %d functions, want at most %d", c.Name, n, configs.MaxFunctions)
 	}
-	on := fl.devices[0]
-	if err := on.fits(c); err != nil {
+	on, err := fl.place(c)
+	if err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
 	if other := fl.functions.portHolder(c.Port); other != "" {
@@ -39,7 +39,7 @@ func (fl *Fleet) add(c configs.Function, byHand float64) error {
 	fl.functions = append(fl.functions, f)
 	fl.decide(occasion{})
 	f.port.Start(fl.metrics.Of(f.name))
-	f.log.Info().Stringer("port", f.port.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
+	f.log.Info().Str("device", on.Device.Name).Stringer("port", f.port.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
 		Int("request_bytes", card.Input.WireBytes()).Str("change", string(fl.cfg.ChangeOf(c))).Msg("function added")
 	return nil
 }

@@ -31,10 +31,12 @@ type nodeBed struct {
 	told  control.Desired // the last state that the orchestrator has received
 	device,
 	mechanism string
-	gpu   *control.GPU
-	gone  bool // the orchestrator has stopped reporting
-	stuck bool // no process moves to other groups
-	small bool // no process gets more batch sizes
+	gpu *control.GPU
+	// second is the GPU of the node's second device, "cuda:1"; nil: there is none.
+	second *control.GPU
+	gone   bool // the orchestrator has stopped reporting
+	stuck  bool // no process moves to other groups
+	small  bool // no process gets more batch sizes
 	// needs returns the minimum number of groups for a process's model; nil: any number.
 	needs func(victim) int
 	// wrong reports whether a function's model answers wrongly at an MPS percentage; nil: never.
@@ -51,6 +53,7 @@ type wake struct {
 // fakeProcess is the process of one generation.
 type fakeProcess struct {
 	state  control.State
+	device string
 	role   control.Role
 	on, to []int // its present groups, and the ordered ones
 	early  bool
@@ -220,7 +223,7 @@ func (b *nodeBed) follow() {
 		wanted[v] = true
 		p := b.fakes[v]
 		if p == nil {
-			p = &fakeProcess{state: control.Starting}
+			p = &fakeProcess{state: control.Starting, device: d.Device}
 			b.fakes[v] = p
 		}
 		if p.state.Ended() {
@@ -322,10 +325,13 @@ func (b *nodeBed) report() {
 		Version: control.Version, OrchestratorID: "o", ManagerID: b.told.ManagerID, AckSeq: b.told.Seq,
 		CPUs: 2, Devices: []control.ObservedDevice{{Device: b.device, Mechanism: b.mechanism, GPU: b.gpu}},
 	}
+	if b.second != nil {
+		o.Devices = append(o.Devices, control.ObservedDevice{Device: "cuda:1", Mechanism: b.mechanism, GPU: b.second})
+	}
 	for _, v := range b.sorted() {
 		p := b.fakes[v]
 		seen := control.ObservedProcess{
-			IF: v.IF, Instance: v.Instance, Generation: v.generation, Device: b.device, State: p.state,
+			IF: v.IF, Instance: v.Instance, Generation: v.generation, Device: p.device, State: p.state,
 			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, InfeasibleGroups: p.unfit,
 			WrongAnswers: p.wrong, Batches: testCard().Batches[:p.sizes], WarmingUp: p.sizes > 0 && p.sizes < len(testCard().Batches),
 			EphemeralBytes: int64(p.sizes), Superseded: p.superseded,
@@ -345,16 +351,21 @@ func (b *nodeBed) sorted() []victim {
 	})
 }
 
-// disjoint checks that no two instances may use the same group.
+// disjoint checks that no two instances may use the same group of a device.
 func (b *nodeBed) disjoint() {
 	b.t.Helper()
-	on := map[int]gslice.ID{}
+	type place struct {
+		device string
+		group  int
+	}
+	on := map[place]gslice.ID{}
 	for _, v := range b.sorted() {
 		for _, g := range b.fakes[v].groups() {
-			if other, taken := on[g]; taken && other != v.ID {
-				b.t.Fatalf("%v and %v may both be on group %d", other, v.ID, g)
+			at := place{b.fakes[v].device, g}
+			if other, taken := on[at]; taken && other != v.ID {
+				b.t.Fatalf("%v and %v may both be on group %d of %s", other, v.ID, g, at.device)
 			}
-			on[g] = v.ID
+			on[at] = v.ID
 		}
 	}
 }

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"errors"
 	"time"
 
 	"github.com/penstock/penstock/configs"
@@ -176,6 +177,25 @@ func (fl *Fleet) decide(why occasion) {
 	for _, d := range fl.devices {
 		d.decide(why)
 	}
+}
+
+// place returns the device for another function: of those with room for it, the one with most left, or else the fewest
+// instances.
+func (fl *Fleet) place(c configs.Function) (best *device, err error) {
+	full := make([]error, 0, len(fl.devices))
+	for _, d := range fl.devices {
+		if err := d.fits(c); err != nil {
+			full = append(full, err)
+			continue
+		}
+		if best == nil || cmp.Or(cmp.Compare(d.Left(), best.Left()), cmp.Compare(best.Members(), d.Members())) > 0 {
+			best = d
+		}
+	}
+	if best == nil {
+		return nil, errors.Join(full...)
+	}
+	return best, nil
 }
 
 // fits returns an error if there is no room for another function on the device.

@@ -83,6 +83,18 @@ func (d *Decider) addGuarantees(s *control.GuaranteeStatus, members []*member) {
 // NeedsPercent is the sum of the needs of all functions, in percent of the device.
 func (d *Decider) NeedsPercent() float64 { return round(100 * d.guarantees.needs) }
 
+// Left is the part of the device, in percent, that the instances neither need nor have as a share.
+func (d *Decider) Left() float64 {
+	left := wholePercent - d.NeedsPercent()
+	for _, m := range d.members {
+		left -= m.Share
+	}
+	return left
+}
+
+// Members is the number of instances on the device.
+func (d *Decider) Members() int { return len(d.members) }
+
 // Use is an instance's guarantee and what it has used of the device.
 type Use struct {
 	Guarantee, Need float64 // parts of the device's time
