@@ -66,8 +66,9 @@ def classification(module):
 
 
 def compression(module):
-    """Compressed requests have the answers of plain ones. A function has 64 slots at least; of more pictures one may be answered busy."""
-    _, inputs = clothes(module, 64)
+    """Compressed requests have the answers of plain ones. 32 pictures are half of the slots that a function has at least:
+    of more one may be answered busy."""
+    _, inputs = clothes(module, 32)
     want = clients[module].infer("fashion", inputs, timeout=10_000_000).as_numpy("scores")
     for way in ("gzip", "deflate"):
         more = {"request_compression_algorithm": way, "response_compression_algorithm": way}
