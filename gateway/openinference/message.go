@@ -140,7 +140,7 @@ func narrow[To int8 | int16 | uint8 | uint16, From int32 | uint32](values []From
 func EncodeMessage(r *Request, name, version string, parameters map[string]int64, outputs []Tensor) (*inference.ModelInferResponse, error) {
 	m := &inference.ModelInferResponse{ModelName: name, ModelVersion: version, Id: r.ID, Parameters: map[string]*inference.InferParameter{}}
 	for key, v := range parameters {
-		m.Parameters[key] = number(v)
+		m.Parameters[key] = &inference.InferParameter{ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: v}}
 	}
 	for _, w := range r.wanted(outputs) {
 		t, err := r.output(outputs, &w)
@@ -158,8 +158,4 @@ func EncodeMessage(r *Request, name, version string, parameters map[string]int64
 		m.Outputs, m.RawOutputContents = append(m.Outputs, out), append(m.RawOutputContents, raw)
 	}
 	return m, nil
-}
-
-func number(n int64) *inference.InferParameter {
-	return &inference.InferParameter{ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: n}}
 }

@@ -3008,11 +3008,10 @@ func (x *ModelInferRequest_InferRequestedOutputTensor) GetParameters() map[strin
 }
 
 type ModelInferResponse_InferOutputTensor struct {
-	state         protoimpl.MessageState     `protogen:"open.v1"`
-	Name          string                     `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Datatype      string                     `protobuf:"bytes,2,opt,name=datatype,proto3" json:"datatype,omitempty"`
-	Shape         []int64                    `protobuf:"varint,3,rep,packed,name=shape,proto3" json:"shape,omitempty"`
-	Parameters    map[string]*InferParameter `protobuf:"bytes,4,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Datatype      string                 `protobuf:"bytes,2,opt,name=datatype,proto3" json:"datatype,omitempty"`
+	Shape         []int64                `protobuf:"varint,3,rep,packed,name=shape,proto3" json:"shape,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3068,13 +3067,6 @@ func (x *ModelInferResponse_InferOutputTensor) GetShape() []int64 {
 	return nil
 }
 
-func (x *ModelInferResponse_InferOutputTensor) GetParameters() map[string]*InferParameter {
-	if x != nil {
-		return x.Parameters
-	}
-	return nil
-}
-
 type ModelVersionPolicy_Specific struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Versions      []int64                `protobuf:"varint,1,rep,packed,name=versions,proto3" json:"versions,omitempty"`
@@ -3084,7 +3076,7 @@ type ModelVersionPolicy_Specific struct {
 
 func (x *ModelVersionPolicy_Specific) Reset() {
 	*x = ModelVersionPolicy_Specific{}
-	mi := &file_inference_proto_msgTypes[54]
+	mi := &file_inference_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3096,7 +3088,7 @@ func (x *ModelVersionPolicy_Specific) String() string {
 func (*ModelVersionPolicy_Specific) ProtoMessage() {}
 
 func (x *ModelVersionPolicy_Specific) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[54]
+	mi := &file_inference_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3123,7 @@ type RepositoryIndexResponse_ModelIndex struct {
 
 func (x *RepositoryIndexResponse_ModelIndex) Reset() {
 	*x = RepositoryIndexResponse_ModelIndex{}
-	mi := &file_inference_proto_msgTypes[55]
+	mi := &file_inference_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3135,7 @@ func (x *RepositoryIndexResponse_ModelIndex) String() string {
 func (*RepositoryIndexResponse_ModelIndex) ProtoMessage() {}
 
 func (x *RepositoryIndexResponse_ModelIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[55]
+	mi := &file_inference_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3191,7 @@ type SystemSharedMemoryStatusResponse_RegionStatus struct {
 
 func (x *SystemSharedMemoryStatusResponse_RegionStatus) Reset() {
 	*x = SystemSharedMemoryStatusResponse_RegionStatus{}
-	mi := &file_inference_proto_msgTypes[57]
+	mi := &file_inference_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3211,7 +3203,7 @@ func (x *SystemSharedMemoryStatusResponse_RegionStatus) String() string {
 func (*SystemSharedMemoryStatusResponse_RegionStatus) ProtoMessage() {}
 
 func (x *SystemSharedMemoryStatusResponse_RegionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_inference_proto_msgTypes[57]
+	mi := &file_inference_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3341,7 +3333,7 @@ const file_inference_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\x1aX\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
-	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\"\xa3\x05\n" +
+	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\"\xe7\x03\n" +
 	"\x12ModelInferResponse\x12\x1d\n" +
 	"\n" +
 	"model_name\x18\x01 \x01(\tR\tmodelName\x12#\n" +
@@ -3351,17 +3343,11 @@ const file_inference_proto_rawDesc = "" +
 	"parameters\x18\x04 \x03(\v2-.inference.ModelInferResponse.ParametersEntryR\n" +
 	"parameters\x12I\n" +
 	"\aoutputs\x18\x05 \x03(\v2/.inference.ModelInferResponse.InferOutputTensorR\aoutputs\x12.\n" +
-	"\x13raw_output_contents\x18\x06 \x03(\fR\x11rawOutputContents\x1a\x94\x02\n" +
+	"\x13raw_output_contents\x18\x06 \x03(\fR\x11rawOutputContents\x1aY\n" +
 	"\x11InferOutputTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bdatatype\x18\x02 \x01(\tR\bdatatype\x12\x14\n" +
-	"\x05shape\x18\x03 \x03(\x03R\x05shape\x12_\n" +
-	"\n" +
-	"parameters\x18\x04 \x03(\v2?.inference.ModelInferResponse.InferOutputTensor.ParametersEntryR\n" +
-	"parameters\x1aX\n" +
-	"\x0fParametersEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
-	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\x1aX\n" +
+	"\x05shape\x18\x03 \x03(\x03R\x05shape\x1aX\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
 	"\x05value\x18\x02 \x01(\v2\x19.inference.InferParameterR\x05value:\x028\x01\"\x85\x01\n" +
@@ -3566,7 +3552,7 @@ func file_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_inference_proto_goTypes = []any{
 	(DataType)(0),                                        // 0: inference.DataType
 	(ModelInput_Format)(0),                               // 1: inference.ModelInput.Format
@@ -3623,12 +3609,11 @@ var file_inference_proto_goTypes = []any{
 	nil, // 52: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
 	(*ModelInferResponse_InferOutputTensor)(nil), // 53: inference.ModelInferResponse.InferOutputTensor
 	nil,                                 // 54: inference.ModelInferResponse.ParametersEntry
-	nil,                                 // 55: inference.ModelInferResponse.InferOutputTensor.ParametersEntry
-	(*ModelVersionPolicy_Specific)(nil), // 56: inference.ModelVersionPolicy.Specific
-	(*RepositoryIndexResponse_ModelIndex)(nil), // 57: inference.RepositoryIndexResponse.ModelIndex
-	nil, // 58: inference.RepositoryModelLoadRequest.ParametersEntry
-	(*SystemSharedMemoryStatusResponse_RegionStatus)(nil), // 59: inference.SystemSharedMemoryStatusResponse.RegionStatus
-	nil, // 60: inference.SystemSharedMemoryStatusResponse.RegionsEntry
+	(*ModelVersionPolicy_Specific)(nil), // 55: inference.ModelVersionPolicy.Specific
+	(*RepositoryIndexResponse_ModelIndex)(nil), // 56: inference.RepositoryIndexResponse.ModelIndex
+	nil, // 57: inference.RepositoryModelLoadRequest.ParametersEntry
+	(*SystemSharedMemoryStatusResponse_RegionStatus)(nil), // 58: inference.SystemSharedMemoryStatusResponse.RegionStatus
+	nil, // 59: inference.SystemSharedMemoryStatusResponse.RegionsEntry
 }
 var file_inference_proto_depIdxs = []int32{
 	47, // 0: inference.ModelMetadataResponse.inputs:type_name -> inference.ModelMetadataResponse.TensorMetadata
@@ -3644,7 +3629,7 @@ var file_inference_proto_depIdxs = []int32{
 	17, // 10: inference.ModelInput.reshape:type_name -> inference.ModelTensorReshape
 	0,  // 11: inference.ModelOutput.data_type:type_name -> inference.DataType
 	17, // 12: inference.ModelOutput.reshape:type_name -> inference.ModelTensorReshape
-	56, // 13: inference.ModelVersionPolicy.specific:type_name -> inference.ModelVersionPolicy.Specific
+	55, // 13: inference.ModelVersionPolicy.specific:type_name -> inference.ModelVersionPolicy.Specific
 	20, // 14: inference.ModelConfig.version_policy:type_name -> inference.ModelVersionPolicy
 	18, // 15: inference.ModelConfig.input:type_name -> inference.ModelInput
 	19, // 16: inference.ModelConfig.output:type_name -> inference.ModelOutput
@@ -3673,57 +3658,55 @@ var file_inference_proto_depIdxs = []int32{
 	28, // 39: inference.InferStatistics.compute_output:type_name -> inference.StatisticDuration
 	29, // 40: inference.ModelStatistics.inference_stats:type_name -> inference.InferStatistics
 	30, // 41: inference.ModelStatisticsResponse.model_stats:type_name -> inference.ModelStatistics
-	57, // 42: inference.RepositoryIndexResponse.models:type_name -> inference.RepositoryIndexResponse.ModelIndex
-	58, // 43: inference.RepositoryModelLoadRequest.parameters:type_name -> inference.RepositoryModelLoadRequest.ParametersEntry
-	60, // 44: inference.SystemSharedMemoryStatusResponse.regions:type_name -> inference.SystemSharedMemoryStatusResponse.RegionsEntry
+	56, // 42: inference.RepositoryIndexResponse.models:type_name -> inference.RepositoryIndexResponse.ModelIndex
+	57, // 43: inference.RepositoryModelLoadRequest.parameters:type_name -> inference.RepositoryModelLoadRequest.ParametersEntry
+	59, // 44: inference.SystemSharedMemoryStatusResponse.regions:type_name -> inference.SystemSharedMemoryStatusResponse.RegionsEntry
 	51, // 45: inference.ModelInferRequest.InferInputTensor.parameters:type_name -> inference.ModelInferRequest.InferInputTensor.ParametersEntry
 	13, // 46: inference.ModelInferRequest.InferInputTensor.contents:type_name -> inference.InferTensorContents
 	52, // 47: inference.ModelInferRequest.InferRequestedOutputTensor.parameters:type_name -> inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry
 	12, // 48: inference.ModelInferRequest.ParametersEntry.value:type_name -> inference.InferParameter
 	12, // 49: inference.ModelInferRequest.InferInputTensor.ParametersEntry.value:type_name -> inference.InferParameter
 	12, // 50: inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
-	55, // 51: inference.ModelInferResponse.InferOutputTensor.parameters:type_name -> inference.ModelInferResponse.InferOutputTensor.ParametersEntry
-	12, // 52: inference.ModelInferResponse.ParametersEntry.value:type_name -> inference.InferParameter
-	12, // 53: inference.ModelInferResponse.InferOutputTensor.ParametersEntry.value:type_name -> inference.InferParameter
-	34, // 54: inference.RepositoryModelLoadRequest.ParametersEntry.value:type_name -> inference.ModelRepositoryParameter
-	59, // 55: inference.SystemSharedMemoryStatusResponse.RegionsEntry.value:type_name -> inference.SystemSharedMemoryStatusResponse.RegionStatus
-	2,  // 56: inference.GRPCInferenceService.ServerLive:input_type -> inference.ServerLiveRequest
-	4,  // 57: inference.GRPCInferenceService.ServerReady:input_type -> inference.ServerReadyRequest
-	6,  // 58: inference.GRPCInferenceService.ServerMetadata:input_type -> inference.ServerMetadataRequest
-	8,  // 59: inference.GRPCInferenceService.ModelReady:input_type -> inference.ModelReadyRequest
-	10, // 60: inference.GRPCInferenceService.ModelMetadata:input_type -> inference.ModelMetadataRequest
-	14, // 61: inference.GRPCInferenceService.ModelInfer:input_type -> inference.ModelInferRequest
-	14, // 62: inference.GRPCInferenceService.ModelStreamInfer:input_type -> inference.ModelInferRequest
-	25, // 63: inference.GRPCInferenceService.ModelConfig:input_type -> inference.ModelConfigRequest
-	27, // 64: inference.GRPCInferenceService.ModelStatistics:input_type -> inference.ModelStatisticsRequest
-	32, // 65: inference.GRPCInferenceService.RepositoryIndex:input_type -> inference.RepositoryIndexRequest
-	35, // 66: inference.GRPCInferenceService.RepositoryModelLoad:input_type -> inference.RepositoryModelLoadRequest
-	37, // 67: inference.GRPCInferenceService.RepositoryModelUnload:input_type -> inference.RepositoryModelUnloadRequest
-	39, // 68: inference.GRPCInferenceService.SystemSharedMemoryStatus:input_type -> inference.SystemSharedMemoryStatusRequest
-	41, // 69: inference.GRPCInferenceService.SystemSharedMemoryRegister:input_type -> inference.SystemSharedMemoryRegisterRequest
-	43, // 70: inference.GRPCInferenceService.SystemSharedMemoryUnregister:input_type -> inference.SystemSharedMemoryUnregisterRequest
-	45, // 71: inference.GRPCInferenceService.CudaSharedMemoryUnregister:input_type -> inference.CudaSharedMemoryUnregisterRequest
-	3,  // 72: inference.GRPCInferenceService.ServerLive:output_type -> inference.ServerLiveResponse
-	5,  // 73: inference.GRPCInferenceService.ServerReady:output_type -> inference.ServerReadyResponse
-	7,  // 74: inference.GRPCInferenceService.ServerMetadata:output_type -> inference.ServerMetadataResponse
-	9,  // 75: inference.GRPCInferenceService.ModelReady:output_type -> inference.ModelReadyResponse
-	11, // 76: inference.GRPCInferenceService.ModelMetadata:output_type -> inference.ModelMetadataResponse
-	15, // 77: inference.GRPCInferenceService.ModelInfer:output_type -> inference.ModelInferResponse
-	16, // 78: inference.GRPCInferenceService.ModelStreamInfer:output_type -> inference.ModelStreamInferResponse
-	26, // 79: inference.GRPCInferenceService.ModelConfig:output_type -> inference.ModelConfigResponse
-	31, // 80: inference.GRPCInferenceService.ModelStatistics:output_type -> inference.ModelStatisticsResponse
-	33, // 81: inference.GRPCInferenceService.RepositoryIndex:output_type -> inference.RepositoryIndexResponse
-	36, // 82: inference.GRPCInferenceService.RepositoryModelLoad:output_type -> inference.RepositoryModelLoadResponse
-	38, // 83: inference.GRPCInferenceService.RepositoryModelUnload:output_type -> inference.RepositoryModelUnloadResponse
-	40, // 84: inference.GRPCInferenceService.SystemSharedMemoryStatus:output_type -> inference.SystemSharedMemoryStatusResponse
-	42, // 85: inference.GRPCInferenceService.SystemSharedMemoryRegister:output_type -> inference.SystemSharedMemoryRegisterResponse
-	44, // 86: inference.GRPCInferenceService.SystemSharedMemoryUnregister:output_type -> inference.SystemSharedMemoryUnregisterResponse
-	46, // 87: inference.GRPCInferenceService.CudaSharedMemoryUnregister:output_type -> inference.CudaSharedMemoryUnregisterResponse
-	72, // [72:88] is the sub-list for method output_type
-	56, // [56:72] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	12, // 51: inference.ModelInferResponse.ParametersEntry.value:type_name -> inference.InferParameter
+	34, // 52: inference.RepositoryModelLoadRequest.ParametersEntry.value:type_name -> inference.ModelRepositoryParameter
+	58, // 53: inference.SystemSharedMemoryStatusResponse.RegionsEntry.value:type_name -> inference.SystemSharedMemoryStatusResponse.RegionStatus
+	2,  // 54: inference.GRPCInferenceService.ServerLive:input_type -> inference.ServerLiveRequest
+	4,  // 55: inference.GRPCInferenceService.ServerReady:input_type -> inference.ServerReadyRequest
+	6,  // 56: inference.GRPCInferenceService.ServerMetadata:input_type -> inference.ServerMetadataRequest
+	8,  // 57: inference.GRPCInferenceService.ModelReady:input_type -> inference.ModelReadyRequest
+	10, // 58: inference.GRPCInferenceService.ModelMetadata:input_type -> inference.ModelMetadataRequest
+	14, // 59: inference.GRPCInferenceService.ModelInfer:input_type -> inference.ModelInferRequest
+	14, // 60: inference.GRPCInferenceService.ModelStreamInfer:input_type -> inference.ModelInferRequest
+	25, // 61: inference.GRPCInferenceService.ModelConfig:input_type -> inference.ModelConfigRequest
+	27, // 62: inference.GRPCInferenceService.ModelStatistics:input_type -> inference.ModelStatisticsRequest
+	32, // 63: inference.GRPCInferenceService.RepositoryIndex:input_type -> inference.RepositoryIndexRequest
+	35, // 64: inference.GRPCInferenceService.RepositoryModelLoad:input_type -> inference.RepositoryModelLoadRequest
+	37, // 65: inference.GRPCInferenceService.RepositoryModelUnload:input_type -> inference.RepositoryModelUnloadRequest
+	39, // 66: inference.GRPCInferenceService.SystemSharedMemoryStatus:input_type -> inference.SystemSharedMemoryStatusRequest
+	41, // 67: inference.GRPCInferenceService.SystemSharedMemoryRegister:input_type -> inference.SystemSharedMemoryRegisterRequest
+	43, // 68: inference.GRPCInferenceService.SystemSharedMemoryUnregister:input_type -> inference.SystemSharedMemoryUnregisterRequest
+	45, // 69: inference.GRPCInferenceService.CudaSharedMemoryUnregister:input_type -> inference.CudaSharedMemoryUnregisterRequest
+	3,  // 70: inference.GRPCInferenceService.ServerLive:output_type -> inference.ServerLiveResponse
+	5,  // 71: inference.GRPCInferenceService.ServerReady:output_type -> inference.ServerReadyResponse
+	7,  // 72: inference.GRPCInferenceService.ServerMetadata:output_type -> inference.ServerMetadataResponse
+	9,  // 73: inference.GRPCInferenceService.ModelReady:output_type -> inference.ModelReadyResponse
+	11, // 74: inference.GRPCInferenceService.ModelMetadata:output_type -> inference.ModelMetadataResponse
+	15, // 75: inference.GRPCInferenceService.ModelInfer:output_type -> inference.ModelInferResponse
+	16, // 76: inference.GRPCInferenceService.ModelStreamInfer:output_type -> inference.ModelStreamInferResponse
+	26, // 77: inference.GRPCInferenceService.ModelConfig:output_type -> inference.ModelConfigResponse
+	31, // 78: inference.GRPCInferenceService.ModelStatistics:output_type -> inference.ModelStatisticsResponse
+	33, // 79: inference.GRPCInferenceService.RepositoryIndex:output_type -> inference.RepositoryIndexResponse
+	36, // 80: inference.GRPCInferenceService.RepositoryModelLoad:output_type -> inference.RepositoryModelLoadResponse
+	38, // 81: inference.GRPCInferenceService.RepositoryModelUnload:output_type -> inference.RepositoryModelUnloadResponse
+	40, // 82: inference.GRPCInferenceService.SystemSharedMemoryStatus:output_type -> inference.SystemSharedMemoryStatusResponse
+	42, // 83: inference.GRPCInferenceService.SystemSharedMemoryRegister:output_type -> inference.SystemSharedMemoryRegisterResponse
+	44, // 84: inference.GRPCInferenceService.SystemSharedMemoryUnregister:output_type -> inference.SystemSharedMemoryUnregisterResponse
+	46, // 85: inference.GRPCInferenceService.CudaSharedMemoryUnregister:output_type -> inference.CudaSharedMemoryUnregisterResponse
+	70, // [70:86] is the sub-list for method output_type
+	54, // [54:70] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_inference_proto_init() }
@@ -3750,7 +3733,7 @@ func file_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_inference_proto_rawDesc), len(file_inference_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   59,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
