@@ -121,7 +121,8 @@ func TypeNumber(name string) int { return slices.Index(types[:], name) }
 
 // Read reads what an ONNX file says about itself. It does not read weights, and the model does not run.
 func Read(path string) (*Model, error) {
-	if known := Describe(path); known != "" {
+	known, data := inspect(path)
+	if known != "" {
 		return nil, fmt.Errorf("%s is %s", path, known)
 	}
 	file, err := os.Open(path)
@@ -133,12 +134,11 @@ func Read(path string) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := reader{window: window{of: file}}
+	r := reader{window: window{of: file}, Model: Model{Data: data}}
 	if err := r.model(about.Size()); err != nil {
 		return nil, fmt.Errorf("%s (%d bytes) is no ONNX model: %w", path, about.Size(), err)
 	}
-	r.Data, err = dataNames(path)
-	return &r.Model, err
+	return &r.Model, nil
 }
 
 // reader reads a model's fields in the order of the file.

@@ -16,10 +16,7 @@ import (
 // The model names them relative to its folder. A name that leads out of the folder, or to no file, is an
 // error. DataFiles returns no files and no error if the model cannot be read: ONNX Runtime reports that better.
 func DataFiles(model string) (files []string, err error) {
-	names, err := dataNames(model)
-	if err != nil {
-		return nil, err
-	}
+	_, names := inspect(model)
 	if len(names) == 0 {
 		return nil, nil
 	}
@@ -62,51 +59,43 @@ func dataFile(folder, name string) (string, error) {
 	return real, nil
 }
 
-// dataNames returns the names of other files in a model, sorted, each once.
-func dataNames(model string) ([]string, error) {
-	f, err := os.Open(model)
-	if err != nil {
-		return nil, nil
-	}
-	defer f.Close()
-	about, err := f.Stat()
-	if err != nil {
-		return nil, nil
-	}
-	w := walker{file: window{of: f}}
-	if err := w.walk(modelProto, 0, about.Size(), 0); err != nil {
-		return nil, nil
-	}
-	slices.Sort(w.names)
-	return slices.Compact(w.names), nil
-}
-
 // Describe returns what a file is if it is no ONNX model, with a hint. It is empty for a model, and for a file
 // that Describe does not know.
 func Describe(file string) string {
+	known, _ := inspect(file)
+	return known
+}
+
+// inspect returns what Describe does, and the names of other files in a model, sorted, each once.
+func inspect(file string) (known string, names []string) {
 	f, err := os.Open(file)
 	if err != nil {
-		return ""
+		return "", nil
 	}
 	defer f.Close()
 	about, err := f.Stat()
 	if err != nil {
-		return ""
+		return "", nil
 	}
 	head := make([]byte, 512)
 	n, err := io.ReadFull(f, head)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return ""
+		return "", nil
 	}
 	if known := describe(string(head[:n])); known != "" {
-		return known
+		return known, nil
 	}
 	w := walker{file: window{of: f}}
+	err = w.walk(modelProto, 0, about.Size(), 0)
 	var cut *cutError
-	if errors.As(w.walk(modelProto, 0, about.Size(), 0), &cut) && head[0] == 8 { // ir_version is the first field
-		return fmt.Sprintf("an incomplete ONNX model: it has %d bytes, and a part of it ends at %d; copy it again", about.Size(), cut.end)
+	switch {
+	case errors.As(err, &cut) && head[0] == 8: // ir_version is the first field
+		return fmt.Sprintf("an incomplete ONNX model: it has %d bytes, and a part of it ends at %d; copy it again", about.Size(), cut.end), nil
+	case err != nil:
+		return "", nil
 	}
-	return ""
+	slices.Sort(w.names)
+	return "", slices.Compact(w.names)
 }
 
 // describe is Describe for the first bytes of a file.
