@@ -154,14 +154,11 @@ func (g *gpu) linkModel() (persistentBytes int64, err error) {
 // open makes or joins the device's primary context, which libml's device uses too. It also
 // makes the pools.
 func (g *gpu) open() error {
-	devices, err := cuda.Devices()
+	first, err := cuda.Find("cuda")
 	if err != nil {
 		return err
 	}
-	if len(devices) == 0 {
-		return cuda.ErrNoDevice
-	}
-	if g.context, err = devices[0].OpenContext(); err != nil {
+	if g.context, err = first.OpenContext(); err != nil {
 		return err
 	}
 	if err := g.context.Bind(); err != nil {

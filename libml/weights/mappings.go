@@ -103,14 +103,11 @@ func (m *Mappings) Close() error {
 
 // openFirst opens the context of the first GPU that the process sees.
 func openFirst() (*cuda.Context, error) {
-	devices, err := cuda.Devices()
+	first, err := cuda.Find("cuda")
 	if err != nil {
 		return nil, err
 	}
-	if len(devices) == 0 {
-		return nil, cuda.ErrNoDevice
-	}
-	return devices[0].OpenContext()
+	return first.OpenContext()
 }
 
 // onThread calls f on a new thread, which ends afterwards. Contexts are bound to threads, and
