@@ -27,10 +27,11 @@
 // channel for all processes. To end a process, the loop sends the order drain, then
 // SIGTERM, then SIGKILL, each after a deadline, unless it has to kill at once.
 //
-// The orchestrator opens a GPU when a manager wants one. A separate goroutine
-// (package gpu) opens it, owns the MPS daemon (package mps) and queries NVML. It reports
-// to the loop over one more channel. No process is started before the GPU is open, and
-// none is woken while MPS is down (gpu.go). The orchestrator never makes a context, and
+// The orchestrator opens the devices that a manager wants (device.go). All state of a device
+// belongs to it, and each process runs on one. For each GPU a separate goroutine
+// (package gpu) opens it, owns its MPS daemon (package mps) and queries NVML. It reports
+// to the loop over one more channel. No process is started before its GPU is open, and
+// none is woken while the MPS daemon there is down (gpu.go). The orchestrator never makes a context, and
 // is no client of MPS.
 //
 // If a keeper of `penstock up` holds the processes, they outlive the orchestrator

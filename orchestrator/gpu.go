@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
-// The supervisor on a GPU does some things differently. It opens the device when it adopts
-// a manager that wants one. Until the device is open, it starts nothing.
+// The supervisor does some things differently on a GPU. Until the device is open, it starts nothing
+// there.
 //
 //	spawn    the environment has the GPU's UUID, its groups and the folders of MPS
 //	wake     the order has the percentage, or the groups, or neither if the process has
