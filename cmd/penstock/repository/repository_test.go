@@ -50,7 +50,7 @@ func newHarness(t *testing.T) *harness {
 	h := &harness{T: t}
 	node := t.TempDir()
 	must.OK(t, os.Chmod(node, 0o700))
-	h.follower = follower{dir: t.TempDir(), node: node, drafts: filepath.Join(node, "models"), log: zerolog.New(&h.log)}
+	h.follower = follower{dir: t.TempDir(), node: node, drafts: filepath.Join(node, "models"), log: zerolog.New(zerolog.SyncWriter(&h.log))}
 	admin, err := control.ListenAdmin(node)
 	must.OK(t, err)
 	server := &http.Server{Handler: h}
