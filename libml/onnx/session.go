@@ -162,7 +162,7 @@ func (s *ortSession) bind(inputs, outputs []place) (binding, error) {
 	return b, c.err
 }
 
-// ortBinding has no options on a CPU, where a run waits.
+// ortBinding has no options on a CPU: a run waits there.
 type ortBinding struct{ session, options, handle uint64 }
 
 func (b *ortBinding) run(scratch *pool) error {
