@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator/mps"
 )
 
 // mpsProcess finds the node's control daemon or server by its program's name. It
@@ -77,7 +78,7 @@ func TestMPSDaemonKilled(t *testing.T) { comesBack(t, mpsDaemon) }
 func TestTimeSharing(t *testing.T) {
 	// A file is in the place of the daemon's folder.
 	dir := t.TempDir()
-	must.OK(t, os.WriteFile(filepath.Join(dir, "mps"), nil, 0o600))
+	must.OK(t, os.WriteFile(filepath.Join(dir, mps.OfGPU("mps", uuid)), nil, 0o600))
 	n := startIn(t, dir, twoFunctions("auto"))
 	s := status(t, n)
 	if s.Mechanism != "time-slicing" || s.Device == nil || !strings.Contains(s.Device.Why, "mps") || len(s.Device.GroupSMs) > 0 {

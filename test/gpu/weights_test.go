@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator/mps"
 )
 
 // Run the suite of onnx again with weights that are mapped read-only, so that every
@@ -143,7 +144,7 @@ func TestWeightServerKilled(t *testing.T) {
 func TestNoWeightServer(t *testing.T) {
 	dir := t.TempDir()
 	// A folder in the socket's place.
-	must.OK(t, os.MkdirAll(filepath.Join(dir, "weights", "weights.sock", "x"), 0o700))
+	must.OK(t, os.MkdirAll(filepath.Join(dir, "weights", mps.OfGPU("weights", uuid), "x"), 0o700))
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	n := startIn(t, dir, fmt.Sprintf("weights: shared\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n  - {name: f0, model: %s, port: 0, slo: 5s, share_percent: 50}\n", exported(t, "resnet50")))
 	load := send(t, n, "f0", 200)
