@@ -37,10 +37,11 @@ const writePart = 256 << 10
 // maxRest is the max length of that rest.
 const maxRest = 64 << 20
 
-// The limits of a connection of HTTP/2: requests at once, and bytes that no handler has read yet.
+// The limits of a connection of HTTP/2: requests at once, and bytes that no handler has read yet. A request with a picture of
+// 224 x 224 fits, so that its client need not wait for permission to send the rest.
 const (
 	maxStreams = 128
-	maxUnread  = 128 << 10
+	maxUnread  = 256 << 10
 )
 
 const maxHeaderBytes = 64 << 10
