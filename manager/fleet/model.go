@@ -72,7 +72,7 @@ func (fl *Fleet) Load(o control.LoadOrder) (Order, error) {
 	if served := f.model.served; served != nil && card.Name == served.Name && card.Version == served.Version {
 		return Order{Done: fmt.Sprintf("%s: serves %s already", name, modelName(card))}, nil
 	}
-	return f.exchange(card, model)
+	return f.exchange(card, model, 0)
 }
 
 // Replace starts a newer model in a function. The order ends when every instance runs the model, or
@@ -86,17 +86,24 @@ func (fl *Fleet) Replace(name, model string) (Order, error) {
 	if err != nil {
 		return Order{}, fmt.Errorf("replace model of %s: %w", name, err)
 	}
-	if served := f.model.served; served != nil && card.Version <= served.Version {
-		return Order{}, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d; want a higher `version` in the card, or return to the previous model with `penstock if rollback %s`",
-			name, card.Name, card.Version, served.Version, name)
+	var above uint32
+	if served := f.model.served; served != nil {
+		above = served.Version
 	}
-	return f.exchange(card, model)
+	return f.exchange(card, model, above)
 }
 
-// exchange replaces the function's model by that of a card, which model finds.
-func (f *function) exchange(card *models.Card, model string) (Order, error) {
+// exchange replaces the function's model by that of a card, which model finds. Its version must be above that one.
+func (f *function) exchange(card *models.Card, model string, above uint32) (Order, error) {
 	want := f.config
 	want.Model = model
+	if err := f.takes(card, want); err != nil {
+		return Order{}, err
+	}
+	if card.Version <= above {
+		return Order{}, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d; want a higher `version` in the card, or return to the previous model with `penstock if rollback %s`",
+			f.name, card.Name, card.Version, above, f.name)
+	}
 	from := modelName(f.model.desired)
 	order, done := newOrder(withWarnings(fmt.Sprintf("%s: replaced %s by %s", f.name, from, modelName(card)), card))
 	return order, f.replace(card, want, f.model.olderAfter(cmp.Or(f.config.Model, f.name)), done)
