@@ -364,24 +364,18 @@ func TestStartErrors(t *testing.T) {
 	}
 }
 
-// A model that never becomes ready is removed, without effect on the other functions.
-func TestModelMismatch(t *testing.T) {
+// A card that contradicts its model is refused. A model that never becomes ready is removed, without effect on the other
+// functions.
+func TestWrongModel(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	file := filepath.Join(dir, "card.yaml")
-	text := fmt.Sprintf(`name: wrong
-version: 1
-framework: onnx
-model: %s
-input: {name: image, size: [28, 32, 1], wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: chw}}
-outputs: [{name: prob, shape: [10]}]
-batches: [1]
-slo: 1s
-decoder: {name: topk, k: 5}
-`, absolute(t, "../../models/zoo/fashion/model.onnx"))
-	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
-	refuses(t, nd, "wrong", file, "28, 28]", "28, 32]")
+	model := tinymodel.Linear(tinymodel.F32, 2, tinymodel.Dynamic, 1, 8, 8)
+	wide := tinymodel.Card{Name: "wide", Version: 1, Height: 8, Width: 9, Outputs: 2, Model: model.Encode()}.Write(t, dir)
+	failsInOneLine(t, nd, []string{"wide.yaml:5:", "input.size", "8, 8]", "8, 9]"}, "if", "add", "wide", "--model", wide)
+	model.Nodes[2].Op = "NoSuchOperator"
+	file := tinymodel.Card{Name: "wrong", Version: 1, Height: 8, Width: 8, Outputs: 2, Model: model.Encode()}.Write(t, dir)
+	refuses(t, nd, "wrong", file, "NoSuchOperator")
 	response, err := http.Get("http://" + nd.HTTP.String() + "/readyz")
 	must.OK(t, err)
 	if response.Body.Close(); response.StatusCode != http.StatusOK {
