@@ -13,6 +13,7 @@ def connect(kind):
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 20)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60000)  # else 20 ms, which a busy machine does not keep
     socket.setsockopt(zmq.RCVTIMEO, 60000)
     socket.connect(sys.argv[1])
     return socket

@@ -15,6 +15,7 @@ socket = context.socket(getattr(zmq, kind))
 socket.setsockopt(zmq.LINGER, 0)
 if "heartbeat" in options:
     socket.setsockopt(zmq.HEARTBEAT_IVL, 50)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60000)  # else 50 ms, which a busy machine does not keep
 if "plain" in options:
     socket.setsockopt(zmq.PLAIN_USERNAME, b"user")
     socket.setsockopt(zmq.PLAIN_PASSWORD, b"password")
