@@ -180,6 +180,7 @@ func (d *fakeMPS) set(change func(*fakeMPS)) {
 
 // onDevice puts the processes that name no device on the first one.
 func onDevice(devices []string, processes []control.DesiredProcess) []control.DesiredProcess {
+	processes = slices.Clone(processes) // an orchestrator may read the caller's, from the message before
 	for i := range processes {
 		processes[i].Device = cmp.Or(processes[i].Device, devices[0])
 	}
