@@ -92,16 +92,13 @@ func TestReaderOf(t *testing.T) {
 func cameraNode(t *testing.T) *nodeBed {
 	t.Helper()
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
-	find := b.find
-	b.find = func(name string) (*models.Card, error) {
-		card, err := find(name)
+	b.changeCards(func(name string, card *models.Card) {
 		in := &card.Input
 		in.Width, in.Height, in.Channels, in.WireType, in.WireLayout = 32, 24, 3, models.U8, models.HWC
 		if strings.HasSuffix(name, "-wide") {
 			in.Width, in.Height = 24, 32
 		}
-		return card, err
-	}
+	})
 	to := netip.MustParseAddrPort("127.0.0.1:9")
 	must.OK(t, b.add(configs.Function{Name: "cam", Instances: 1, SharePercent: 20, Format: configs.FormatGVSP, AnswersTo: &to}))
 	b.turns()

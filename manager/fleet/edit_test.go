@@ -189,12 +189,7 @@ func TestEditSLO(t *testing.T) {
 	})
 	t.Run("of the new model", func(t *testing.T) {
 		b := beganWith(t, configs.DeviceCPU, nil, named("a", 40))
-		find := b.find
-		b.find = func(name string) (*models.Card, error) {
-			card, err := find(name)
-			card.SLO = 3 * time.Second
-			return card, err
-		}
+		b.changeCards(func(_ string, card *models.Card) { card.SLO = 3 * time.Second })
 		b.replaced("a", "slower")
 		if f := b.functions.find("a"); f.slo != 3*time.Second {
 			t.Errorf("objective %v, want the new card's: the function has none of its own", f.slo)

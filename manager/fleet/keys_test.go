@@ -11,34 +11,17 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/internal/testing/logtest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
-
-// lockedLog counts lines of a log.
-type lockedLog struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lockedLog) Write(line []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(line)
-}
-
-func (l *lockedLog) count(text string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), text)
-}
 
 // TestFollowKeys edits a file of keys: right, empty, and right again.
 func TestFollowKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys")
 	write := func(text string) { must.OK(t, os.WriteFile(file, []byte(text), 0o600)) }
 	write("the first of the keys\n")
-	var log lockedLog
+	var log logtest.Log
 	var keys atomic.Pointer[[][]byte]
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
@@ -61,7 +44,7 @@ func TestFollowKeys(t *testing.T) {
 	write("the first of the keys\nthe second of the keys")
 	wait.For(t, "both keys", func() bool { return has(both) })
 	write("")
-	wait.For(t, "rejected keys", func() bool { return log.count("keys rejected; keeping the last ones") == 1 })
+	wait.For(t, "rejected keys", func() bool { return log.Count("keys rejected; keeping the last ones") == 1 })
 	if !has(both) {
 		t.Error("a wrong file changed the keys")
 	}

@@ -168,14 +168,11 @@ func TestMoveRefused(t *testing.T) {
 
 func TestProgramInWorker(t *testing.T) {
 	b := workerNode(t, configs.DeviceCPU, member("a", "cold", time.Second))
-	find := b.find
-	b.find = func(name string) (*models.Card, error) {
-		c, err := find(name)
+	b.changeCards(func(name string, card *models.Card) {
 		if name == "python" {
-			c.Framework = models.PyTorch
+			card.Framework = models.PyTorch
 		}
-		return c, err
-	}
+	})
 	words := []string{"worker is \"cold\"", "pytorch", "leave the worker out"}
 	refused(t, b.add(member("python", "cold", time.Second)), "add function python", words[1], words[2])
 	_, err := b.replace("a", "python")

@@ -103,6 +103,18 @@ func newNode(t testing.TB, device string, gpu *control.GPU, mechanism string, fu
 	return newCachedNode(t, "", device, gpu, mechanism, functions...)
 }
 
+// changeCards changes each card that the node finds from now on.
+func (b *nodeBed) changeCards(change func(name string, card *models.Card)) {
+	find := b.find
+	b.find = func(name string) (*models.Card, error) {
+		card, err := find(name)
+		if err == nil {
+			change(name, card)
+		}
+		return card, err
+	}
+}
+
 // newCachedNode is newNode with a folder for what it learns about the GPU.
 func newCachedNode(t testing.TB, cache, device string, gpu *control.GPU, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()

@@ -99,16 +99,13 @@ func TestMaxPicture(t *testing.T) {
 // TestReplaceByTensors replaces a model whose pictures the page shows by one that takes as many bytes of another kind.
 func TestReplaceByTensors(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
-	find := b.find
-	b.find = func(name string) (*models.Card, error) {
-		card, err := find(name)
+	b.changeCards(func(name string, card *models.Card) {
 		in := &card.Input
 		in.Width, in.Height, in.Channels, in.WireType, in.WireLayout = 32, 24, 3, models.U8, models.HWC
 		if strings.HasSuffix(name, "-float") {
 			in.Width, in.WireType = 8, models.F32
 		}
-		return card, err
-	}
+	})
 	must.OK(t, b.add(configs.Function{Name: "a", Instances: 1, SharePercent: 20, Pictures: "1/s"}))
 	b.turns()
 	_, err := b.replace("a", "other-float")
