@@ -49,8 +49,7 @@ func (d *device) close() {
 }
 
 // openDevices opens the devices that the manager wants, and closes all others. A manager that is adopted has no
-// processes yet: then a device that differs, or lacks MPS or a measurement of priorities although the manager wants it,
-// is opened again: MPS may start now.
+// processes yet. A device that lacks something that this manager wants is then opened again: MPS may start now.
 func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
 	before := s.devices
 	s.devices = nil
@@ -77,7 +76,7 @@ func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
 	}
 }
 
-// lacks returns true if the device does not have what is wanted.
+// lacks reports whether a device has no MPS, or no measurement of priorities, although it is wanted.
 func (d *device) lacks(o gpu.Options) bool {
 	fellBack := d.onGPU() && !d.sharesAtOnce() && !o.NoMPS
 	return d.NoMPS != o.NoMPS || o.Probe && !d.Probe || fellBack

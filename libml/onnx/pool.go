@@ -60,7 +60,7 @@ func makePool(d cuda.Device, scratch bool) (*pool, error) {
 	return p, nil
 }
 
-// address is where the pool begins. It is 0 without a pool.
+// address is the pool's first address, 0 without a pool.
 func (p *pool) address() cuda.Pointer {
 	if p == nil {
 		return 0
