@@ -76,7 +76,7 @@ func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
 	}
 }
 
-// lacks reports whether a device has no MPS, or no measurement of priorities, although it is wanted.
+// lacks compares an open device with what is wanted: MPS, or turns without it, and measured priorities.
 func (d *device) lacks(o gpu.Options) bool {
 	fellBack := d.onGPU() && !d.sharesAtOnce() && !o.NoMPS
 	return d.NoMPS != o.NoMPS || o.Probe && !d.Probe || fellBack
