@@ -50,6 +50,7 @@ type pictures struct {
 	// mu guards newest. A reply thread never waits for it.
 	mu     sync.Mutex
 	newest *Picture
+	number atomic.Uint64 // newest.Number: a reader of it alone takes no lock, which would cost a picture
 }
 
 // maxPictureBytes is the size of the largest picture that is copied: control.MaxPictureBytes.
@@ -78,9 +79,7 @@ func (p *Port) PictureNumber() uint64 {
 	if c == nil {
 		return 0
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.newest.Number
+	return c.number.Load()
 }
 
 // Picture returns the newest copy, which the caller owns; ok is false if there is none.
@@ -142,4 +141,5 @@ func (t *replyTurn) copyPicture(sent int64) {
 	defer c.mu.Unlock()
 	c.back.Sent, c.back.Number = sent, t.port.pictureNumber.Add(1)
 	c.back, c.newest = c.newest, c.back
+	c.number.Store(c.newest.Number)
 }
