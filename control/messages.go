@@ -201,6 +201,8 @@ type ObservedDevice struct {
 	Mechanism string `json:"mechanism"`
 	// GPU is the GPU whose whole is 100 %, nil on a CPU.
 	GPU *GPU `json:"gpu,omitempty"`
+	// Lost says why the device can run nothing any more: it failed for good, or it was unplugged. Empty: it works.
+	Lost string `json:"lost,omitempty"`
 }
 
 // GPU is a GPU as the orchestrator found it.
