@@ -47,6 +47,7 @@ const (
 	RollbackPath = "/rollback" // NameOrder; like replace, with the function's previous model
 	SharePath    = "/share"    // ShareOrder
 	MovePath     = "/move"     // MoveOrder; answered when the new process serves, or when it cannot
+	PlacePath    = "/place"    // PlacementOrder; answered when all serve there, or when one cannot and all is as before
 )
 
 // CardPath returns the card of the model that serves a function, a models.Card as JSON.
@@ -85,6 +86,34 @@ type MoveOrder struct {
 	Name string `json:"name"`
 	// Worker is the worker that will host the function; empty: its own process.
 	Worker string `json:"worker"`
+}
+
+// PlacementOrder says which instances functions should have, and where. It ends when all serve
+// there, or when one cannot and everything is as before. Functions that it does not name stay as
+// they are.
+type PlacementOrder struct {
+	Functions []FunctionPlacement `json:"functions"`
+}
+
+// FunctionPlacement is where one function should run.
+type FunctionPlacement struct {
+	Name string `json:"name"`
+	// Model is as in configs.Function. A function that does not exist is added.
+	Model string `json:"model,omitempty"`
+	// SLO is the latency objective; 0: the card's.
+	SLO time.Duration `json:"slo,omitempty"`
+	// Segments are all places of the function; none removes it.
+	Segments []PlacedSegment `json:"segments"`
+}
+
+// PlacedSegment is a number of equal instances on one device.
+type PlacedSegment struct {
+	// Device is one of Desired.Devices.
+	Device string `json:"device"`
+	// Processes is the number of instances there.
+	Processes int `json:"processes"`
+	// SharePercent is that of each instance; 0: no fixed share.
+	SharePercent float64 `json:"share_percent,omitempty"`
 }
 
 // SendOrder sends an order to the manager whose runtime folder is dir. It returns the line
