@@ -32,7 +32,7 @@ func Do(s Session, steps []Step, report func(Step)) error {
 func undo(s Session, steps []Step, n int, cause error) *Failure {
 	f := &Failure{Step: steps[n], Err: cause, Done: steps[:n], Left: steps[:n]}
 	for i := n - 1; i >= 0; i-- {
-		back := inverse(steps[i])
+		back := steps[i].Inverse()
 		if back.Op == DestroyCompute {
 			id, err := computeID(s, back)
 			if err != nil {
@@ -50,8 +50,8 @@ func undo(s Session, steps []Step, n int, cause error) *Failure {
 	return f
 }
 
-// inverse returns the step that undoes a step.
-func inverse(s Step) Step {
+// Inverse returns the step that undoes a step.
+func (s Step) Inverse() Step {
 	switch s.Op {
 	case DestroyCompute:
 		s.Op = CreateCompute

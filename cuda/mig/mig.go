@@ -48,6 +48,9 @@ var ErrNoProfile = errors.New("no such profile")
 // ErrPlacement is returned for a profile at a place where it cannot start.
 var ErrPlacement = errors.New("a profile cannot start there")
 
+// ErrInUse is returned for an instance that cannot be destroyed because a process runs in it.
+var ErrInUse = errors.New("a process runs in it, or a compute instance is left")
+
 // errOverlap is returned if two instances need the same memory slice.
 var errOverlap = errors.New("two instances want the same slot")
 
@@ -92,6 +95,11 @@ type Instance struct {
 	Slices, Start, Size int
 	// Compute are the compute instances in it, ascending by ID.
 	Compute []Compute
+	// UUID is that of the device that processes see ("MIG-…"); empty unless there is one
+	// compute instance.
+	UUID string
+	// PIDs are the processes that run in it.
+	PIDs []int
 }
 
 // isComplete reports whether processes see the instance as one device of its full size.

@@ -40,6 +40,10 @@ var functions = []string{
 	"nvmlGpuInstanceCreateComputeInstance",
 	"nvmlComputeInstanceGetInfo_v2",
 	"nvmlComputeInstanceDestroy",
+	"nvmlDeviceGetMaxMigDeviceCount",
+	"nvmlDeviceGetMigDeviceHandleByIndex",
+	"nvmlDeviceGetGpuInstanceId",
+	"nvmlDeviceGetComputeRunningProcesses",
 }
 
 // Over returns a session over an initialised library, or over one of go-nvml's mock
@@ -119,7 +123,51 @@ func readGPU(d lib.Device, index int) (GPU, error) {
 		}
 	}
 	slices.SortFunc(g.Instances, func(a, b Instance) int { return a.Start - b.Start })
+	if g.MIG {
+		return g, g.readDevices(d)
+	}
 	return g, nil
+}
+
+// readDevices adds the UUIDs of instances, and the processes in them.
+func (g *GPU) readDevices(d lib.Device) error {
+	instance := func(id int) *Instance {
+		if at := slices.IndexFunc(g.Instances, func(i Instance) bool { return i.ID == id }); at >= 0 {
+			return &g.Instances[at]
+		}
+		return &Instance{} // another program has just made it
+	}
+	most, ret := d.GetMaxMigDeviceCount()
+	if err := refused("nvmlDeviceGetMaxMigDeviceCount", g.UUID, ret); err != nil {
+		return err
+	}
+	for i := range most {
+		h, ret := d.GetMigDeviceHandleByIndex(i)
+		if ret == lib.ERROR_NOT_FOUND || ret == lib.ERROR_INVALID_ARGUMENT {
+			continue // fewer than the max
+		}
+		if err := refused("nvmlDeviceGetMigDeviceHandleByIndex", g.UUID, ret); err != nil {
+			return err
+		}
+		id, ret := h.GetGpuInstanceId()
+		if err := refused("nvmlDeviceGetGpuInstanceId", g.UUID, ret); err != nil {
+			return err
+		}
+		if in := instance(id); len(in.Compute) == 1 {
+			if in.UUID, ret = h.GetUUID(); ret != lib.SUCCESS {
+				return refused("nvmlDeviceGetUUID", g.UUID, ret)
+			}
+		}
+	}
+	processes, ret := d.GetComputeRunningProcesses()
+	if err := refused("nvmlDeviceGetComputeRunningProcesses", g.UUID, ret); err != nil {
+		return err
+	}
+	for _, p := range processes {
+		in := instance(int(p.GpuInstanceId))
+		in.PIDs = append(in.PIDs, int(p.Pid))
+	}
+	return nil
 }
 
 // readProfile adds a profile, if the GPU has it, and its instances.
@@ -367,7 +415,7 @@ func destroyCompute(h lib.GpuInstance, step Step) error {
 // inUse adds a hint to an error that a process causes.
 func inUse(err error) error {
 	if errors.Is(err, lib.ERROR_IN_USE) {
-		return fmt.Errorf("%w: a process runs in it, or a compute instance is left; end the process (nvidia-smi lists it) and apply again", err)
+		return fmt.Errorf("%w: %w; end the process (nvidia-smi lists it) and apply again", err, ErrInUse)
 	}
 	return err
 }

@@ -99,7 +99,7 @@ func TestDo(t *testing.T) {
 		t.Errorf("cut into %+v", got)
 	}
 	for _, i := range append(gpus[0].Instances, gpus[1].Instances...) {
-		if len(i.Compute) != 1 || i.Compute[0].Slices != i.Slices {
+		if len(i.Compute) != 1 || i.Compute[0].Slices != i.Slices || !strings.HasPrefix(i.UUID, "MIG-") {
 			t.Errorf("%+v is not one device", i)
 		}
 	}
@@ -114,9 +114,12 @@ func TestInstanceInUse(t *testing.T) {
 	before := []mig.Placement{{gpu, "3g.20gb", 0}, {gpu, "3g.20gb", 4}}
 	must.OK(t, apply(t, s, before))
 	server.Run(0, 4, true)
+	if in := list(t, s)[0].Instances; len(in[0].PIDs) != 0 || len(in[1].PIDs) != 1 || in[0].UUID == in[1].UUID {
+		t.Errorf("%+v, want a process in the second", in)
+	}
 	err := apply(t, s, []mig.Placement{{gpu, "7g.40gb", 0}})
 	var f *mig.Failure
-	if !errors.As(err, &f) || !errors.Is(err, lib.ERROR_IN_USE) || f.UndoErr != nil || len(f.Left) != 0 {
+	if !errors.As(err, &f) || !errors.Is(err, lib.ERROR_IN_USE) || !errors.Is(err, mig.ErrInUse) || f.UndoErr != nil || len(f.Left) != 0 {
 		t.Fatalf("%v", err)
 	}
 	for _, want := range []string{"destroy compute instance 0 (3 slices) of 3g.20gb in slots 4–7 of GPU 0 (" + gpu, "end the process", "the 2 steps before it were undone"} {

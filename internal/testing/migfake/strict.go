@@ -4,6 +4,7 @@ package migfake
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -200,6 +201,46 @@ func (d *device) GetGpuInstances(info *lib.GpuInstanceProfileInfo) ([]lib.GpuIns
 	for _, g := range d.instances {
 		if g.info.ProfileId == info.Id {
 			list = append(list, g)
+		}
+	}
+	return list, lib.SUCCESS
+}
+
+// migDevice is the device that processes see in a GPU instance.
+type migDevice struct {
+	lib.Device
+	id   int
+	uuid string
+}
+
+func (m migDevice) GetGpuInstanceId() (int, lib.Return) { return m.id, lib.SUCCESS }
+func (m migDevice) GetUUID() (string, lib.Return)       { return m.uuid, lib.SUCCESS }
+
+// GetMaxMigDeviceCount is the number of compute slices.
+func (d *device) GetMaxMigDeviceCount() (int, lib.Return) { return computeSlices, lib.SUCCESS }
+
+// GetMigDeviceHandleByIndex returns one of the devices that processes see.
+func (d *device) GetMigDeviceHandleByIndex(at int) (lib.Device, lib.Return) {
+	d.server.mu.Lock()
+	defer d.server.mu.Unlock()
+	uuid, _ := d.GetUUID()
+	for _, g := range d.instances {
+		for _, c := range g.computes {
+			if at--; at < 0 {
+				return migDevice{id: int(g.info.Id), uuid: fmt.Sprintf("MIG-%s-%d-%d", uuid, g.info.Id, c.info.Id)}, lib.SUCCESS
+			}
+		}
+	}
+	return nil, lib.ERROR_NOT_FOUND
+}
+
+// GetComputeRunningProcesses lists a process for each instance in which Run has started one.
+func (d *device) GetComputeRunningProcesses() (list []lib.ProcessInfo, ret lib.Return) {
+	d.server.mu.Lock()
+	defer d.server.mu.Unlock()
+	for _, g := range d.instances {
+		if g.busy {
+			list = append(list, lib.ProcessInfo{Pid: uint32(4000 + g.info.Id), GpuInstanceId: g.info.Id})
 		}
 	}
 	return list, lib.SUCCESS
