@@ -7,6 +7,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -59,8 +60,8 @@ func TestAutoWithoutGPU(t *testing.T) {
 		}
 	}
 	in := b.instance("a", 0)
-	must.OK(t, in.tensors.make(in.f.model.desired, in.id, &b.devices[0].Device))
-	if got, want := in.tensors[in.f.model.desired].Size(), in.f.model.desired.TensorBytes(); got < want {
+	must.OK(t, in.makeTensors(pair.Run{Card: in.f.model.desired, Device: in.pair.Device()}))
+	if got, want := in.tensors[pair.Run{Card: in.f.model.desired, Device: in.pair.Device()}].Size(), in.f.model.desired.TensorBytes(); got < want {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}
 }
@@ -97,8 +98,8 @@ func TestTensorsOfGPU(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	in := b.instance("a", 0)
-	must.OK(t, in.tensors.make(in.f.model.desired, in.id, &b.devices[0].Device))
-	if got, want := in.tensors[in.f.model.desired].Size(), 2*in.f.model.desired.OutputBytes(); got < want || got >= want+in.f.model.desired.OutputBytes() {
+	must.OK(t, in.makeTensors(pair.Run{Card: in.f.model.desired, Device: in.pair.Device()}))
+	if got, want := in.tensors[pair.Run{Card: in.f.model.desired, Device: in.pair.Device()}].Size(), 2*in.f.model.desired.OutputBytes(); got < want || got >= want+in.f.model.desired.OutputBytes() {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}
 }

@@ -1,12 +1,19 @@
 package fleet
 
 import (
+	"bytes"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -34,8 +41,8 @@ func TestPlaceByShare(t *testing.T) {
 		b.turns()
 		in := b.instance(f.name, 0)
 		p := b.told.Processes[len(b.told.Processes)-1]
-		if q := in.pair.Active(); in.device.Device.Name != f.device || p.IF != f.name || p.Device != f.device || q == nil || q.State != control.Active {
-			t.Errorf("%s runs on %s, its process on %s as %+v; want %s", f.name, in.device.Device.Name, p.Device, q, f.device)
+		if q := in.pair.Active(); in.device().Device.Name != f.device || p.IF != f.name || p.Device != f.device || q == nil || q.State != control.Active {
+			t.Errorf("%s runs on %s, its process on %s as %+v; want %s", f.name, in.device().Device.Name, p.Device, q, f.device)
 		}
 	}
 	if err := b.add(named("e", 20)); err == nil {
@@ -51,8 +58,8 @@ func TestPlaceByGuarantee(t *testing.T) {
 	for i, name := range []string{"a", "b", "c", "d"} {
 		must.OK(t, b.add(objective(name, time.Second)))
 		b.turns()
-		if in := b.instance(name, 0); in.device != b.devices[i%2] {
-			t.Errorf("%s runs on %s", name, in.device.Device.Name)
+		if in := b.instance(name, 0); in.device() != b.devices[i%2] {
+			t.Errorf("%s runs on %s", name, in.device().Device.Name)
 		}
 	}
 	for _, f := range b.page().Functions {
@@ -78,5 +85,147 @@ func TestFaultOfOneDevice(t *testing.T) {
 	}
 	if in := b.instance("a", 0); in.pair.Active() == nil || in.pair.Active().Generation == 1 {
 		t.Errorf("%+v serves after the fault", in.pair.Active())
+	}
+}
+
+// newMover is a node with two GPUs, and a function that serves on the first with a share of 60 %.
+func newMover(t *testing.T) (*nodeBed, *instance) {
+	t.Helper()
+	b := newTwoGPUs(t)
+	b.turns()
+	must.OK(t, b.add(named("a", 60)))
+	b.turns()
+	return b, b.instance("a", 0)
+}
+
+// runsOn checks that a function serves on one device, and that only this device counts it, with its share.
+func (b *nodeBed) runsOn(name string, number int) {
+	b.t.Helper()
+	_, p := b.serves(name)
+	in, d := b.instance(name, 0), b.devices[number]
+	if p.device != d.Device.Name || in.device() != d || d.Members() != 1 || b.devices[1-number].Members() != 0 || in.pair.Share() != 60 {
+		b.t.Errorf("%s has %v %% and serves on %s, wants to on %s; the devices have %d and %d instances",
+			name, in.pair.Share(), p.device, in.pair.Device(), b.devices[0].Members(), b.devices[1].Members())
+	}
+	for _, q := range b.processes(name) {
+		if q.Device != d.Device.Name {
+			b.t.Errorf("%+v stays on another device", q)
+		}
+	}
+}
+
+func TestMoveToDevice(t *testing.T) {
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	b, in := newMover(t)
+	before, _ := b.serves("a")
+	f, first := b.consumer("a")
+	s := f.dial()
+	for tag := range uint64(4) {
+		s.Send(tag)
+	}
+	slots := first.Await(4)
+	first.Start(slots[:2])
+
+	must.OK(t, in.move(b.devices[1]))
+	for range 3 {
+		b.turn()
+		if now, _ := b.serves("a"); now != before {
+			t.Fatalf("generation %d serves before the new process is ready", now)
+		}
+		for _, d := range b.devices {
+			if d.Members() != 1 || in.ordersOn(d).share != 60 {
+				t.Errorf("%s has %d instances with %v %%, want it counted during the move", d.Device.Name, d.Members(), in.ordersOn(d).share)
+			}
+		}
+	}
+	b.fakes[victim{in.id, before}].slow = true // it has not drained yet
+	b.turns()
+	if b.devices[0].Members() != 1 {
+		t.Error("its old device does not count it while its process drains there")
+	}
+	b.fakes[victim{in.id, before}].slow = false
+	first.Answer(slots, nil)
+	first.Release()
+	b.turns()
+	b.runsOn("a", 1)
+	_, second := b.consumer("a")
+	s.Send(4)
+	second.Answer(second.Await(1), nil)
+	for tag, status := range s.Statuses(5) {
+		if status != client.StatusOK {
+			t.Errorf("request %d is %v, want ok", tag, status)
+		}
+	}
+	f.settled()
+}
+
+// A move ends on the device that has a process which serves.
+func TestMoveToDeviceDisturbed(t *testing.T) {
+	die := func(b *nodeBed, generation uint32) {
+		in := b.instance("a", 0)
+		b.fakes[victim{in.id, generation}].die(control.Failed, "out of memory")
+		in.lost(generation)
+		in.endAwait(generation)
+	}
+	for name, c := range map[string]struct {
+		disturb func(b *nodeBed)
+		on      int
+		logged  string
+	}{
+		"new device refuses": {func(b *nodeBed) {
+			die(b, b.instance("a", 0).pair.Last())
+		}, 0, "out of memory"},
+		"old process dies": {func(b *nodeBed) {
+			generation, _ := b.serves("a")
+			die(b, generation)
+		}, 1, "instance moves"},
+		"both die": {func(b *nodeBed) {
+			generation, _ := b.serves("a")
+			die(b, generation)
+			die(b, b.instance("a", 0).pair.Last())
+		}, 0, "out of memory"},
+		"new model": {func(b *nodeBed) { must.Get(b.replace("a", "newer"))(b.t) }, 1, "processes replaced"},
+		"new model fails": {func(b *nodeBed) {
+			end := must.Get(b.replace("a", "newer"))(b.t)
+			for b.instance("a", 0).pair.Shadow() == nil || b.instance("a", 0).pair.Shadow().Card.Name != "newer" {
+				b.turn()
+			}
+			generation, _ := b.shadow("a")
+			die(b, generation)
+			b.givenUp(end, "out of memory")
+		}, 1, "out of memory"},
+		"moves back": {func(b *nodeBed) { must.OK(b.t, b.instance("a", 0).move(b.devices[0])) }, 0, "instance moves"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, in := newMover(t)
+			var log bytes.Buffer
+			in.log = zerolog.New(&log)
+			must.OK(t, in.move(b.devices[1]))
+			b.turn()
+			b.turn()
+			c.disturb(b)
+			wait.For(t, "it runs on one device", func() bool { // MPS has time to say why a process failed
+				b.turn()
+				q := in.pair.Active()
+				return q != nil && q.State == control.Active && in.device() == b.devices[c.on] && !in.pair.Changing()
+			})
+			b.turns()
+			b.runsOn("a", c.on)
+			if !strings.Contains(log.String(), c.logged) {
+				t.Errorf("log %s, want %q", &log, c.logged)
+			}
+		})
+	}
+}
+
+func TestRemoveWhileMoving(t *testing.T) {
+	b, in := newMover(t)
+	must.OK(t, in.move(b.devices[1]))
+	b.turn()
+	must.OK(t, b.remove("a"))
+	b.turns()
+	if b.functions.find("a") != nil || len(b.told.Processes) != 0 || b.devices[0].Members()+b.devices[1].Members() != 0 {
+		t.Errorf("desired %+v, want nothing left of it", b.told.Processes)
 	}
 }

@@ -182,7 +182,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	if err := f.checkEntry(want); err != nil {
 		return nil, err
 	}
-	c := &change{f: f, want: want, shares: (fl.cfg.Guarantees() || f.instances[0].device.Change(&fl.cfg, have) != configs.ChangeNone) && (have.SharePercent != want.SharePercent || f.byHand != 0)}
+	c := &change{f: f, want: want, shares: (fl.cfg.Guarantees() || f.instances[0].device().Change(&fl.cfg, have) != configs.ChangeNone) && (have.SharePercent != want.SharePercent || f.byHand != 0)}
 	card := f.model.desired
 	if model := cmp.Or(want.Model, want.Name); model != cmp.Or(have.Model, have.Name) {
 		var err error

@@ -94,9 +94,9 @@ func (d *device) noteLost(all []control.ObservedProcess) {
 		if in.f.name == verdict.Blamed {
 			culprit = culprits[in.id]
 		}
-		in.pair.Lost(culprit, reason)
+		in.pair.Lost(d.Device.Name, culprit, reason)
 		for generation, p := range in.processes {
-			if p.unreported {
+			if q := in.pair.Process(generation); p.unreported && q != nil && q.Device == d.Device.Name {
 				in.pair.Gone(generation, reason)
 				p.unreported = false
 			}

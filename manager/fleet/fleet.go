@@ -144,7 +144,7 @@ func (fl *Fleet) Step() {
 	fl.judge()
 	fl.decide(occasion{})
 	fl.functions.eachInstance(func(in *instance) {
-		if in.device.Device.Known { // shares and memory of processes depend on it
+		if in.device().Device.Known { // shares and memory of processes depend on it
 			in.step()
 		}
 	})

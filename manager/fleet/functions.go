@@ -70,15 +70,15 @@ func (list functions) replacing() bool {
 // instances are those of a function.
 type instances []*instance
 
-// on reports whether an instance is on a device.
+// on reports whether an instance is on a device, or is moving there or away.
 func (list instances) on(d *device) bool {
-	return slices.ContainsFunc(list, func(in *instance) bool { return in.device == d })
+	return slices.ContainsFunc(list, func(in *instance) bool { return in.pair.On(d.Device.Name) })
 }
 
 // uses returns those of the instances; nil if the node has no guarantees.
 func (list instances) uses() (uses []sharing.Use) {
 	for _, in := range list {
-		if u, ok := in.device.Use(in.id); ok {
+		if u, ok := in.device().Use(in.id); ok {
 			uses = append(uses, u)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/hmac"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -23,12 +24,11 @@ import (
 // process and its shadow share, and the policy that decides which process is active. The control
 // loop owns it.
 type instance struct {
-	fleet  *Fleet
-	f      *function
-	id     gslice.ID
-	log    zerolog.Logger
-	device *device // that its processes run on
-	queue  *datapath.Queue
+	fleet *Fleet
+	f     *function
+	id    gslice.ID
+	log   zerolog.Logger
+	queue *datapath.Queue
 
 	pair      *pair.Pair
 	processes processes
@@ -39,8 +39,8 @@ type instance struct {
 	ringSince, batchesSince time.Duration
 	ran                     *models.Card // of the process that has the ring; nil: none has had it
 	reported                reported
-	orders                  orders    // of package sharing
-	suspected               time.Time // when its batch last ran as its worker died; zero: never
+	orders                  map[string]*orders // of package sharing, by device
+	suspected               time.Time          // when its batch last ran as its worker died; zero: never
 	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
 	stoppedSince time.Duration
 }
@@ -48,32 +48,32 @@ type instance struct {
 func newInstance(f *function, index int, on *device) (*instance, error) {
 	queue := f.port.Queue(index)
 	in := &instance{
-		fleet: f.fleet, f: f, device: on, id: gslice.ID{IF: f.name, Instance: index},
+		fleet: f.fleet, f: f, id: gslice.ID{IF: f.name, Instance: index},
 		log:       f.log.With().Int("instance", index).Logger(),
 		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
 		processes: processes{},
 		queue:     queue,
-		orders:    newOrders(),
+		orders:    map[string]*orders{},
 		tensors:   tensors{},
 	}
 	in.pair.StartAfter(f.fleet.generations[in.id])
-	if on.Device.Known {
-		if err := in.tensors.make(f.model.desired, in.id, &on.Device); err != nil {
-			return nil, err
-		}
-	}
-	return in, nil
+	in.pair.Move(on.Device.Name)
+	return in, in.makeTensors(pair.Run{Card: f.model.desired, Device: on.Device.Name})
 }
 
-// forgetDevice drops what was allocated for another device, or learned on it.
-func (in *instance) forgetDevice() {
-	in.tensors.keep(func(*models.Card) bool { return false })
+// device is the one that the instance should run on. While it moves, its old processes are on another one.
+func (in *instance) device() *device { return in.fleet.device(in.pair.Device()) }
+
+// forgetDevice drops what was allocated for a device that another one replaces, or learned on it.
+func (in *instance) forgetDevice(d *device) {
+	in.tensors.keep(func(run pair.Run) bool { return run.Device != d.Device.Name })
 	in.reported = reported{}
 }
 
 // step carries out the policy's commands.
 func (in *instance) step() {
-	change := in.device.Change(&in.fleet.cfg, in.f.config)
+	in.followShare()
+	change := in.device().Change(&in.fleet.cfg, in.f.config)
 	in.pair.InPlace = change == configs.ChangeInPlace || change == configs.ChangePartition || change == configs.ChangeNone
 	in.pair.Restart = change == configs.ChangeRestart
 	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" // a shadow would fill host memory per member
@@ -105,13 +105,16 @@ func (in *instance) step() {
 		}
 	}
 	in.processes.keep(in.pair)
+	maps.DeleteFunc(in.orders, func(device string, _ *orders) bool { return !in.pair.On(device) })
 }
 
 // reclaim takes the ring from a generation that has ended.
 func (in *instance) reclaim(generation uint32) {
 	worker := in.processes.known(generation).worker
 	in.processes.reset(generation)
-	delete(in.orders.assigned, generation)
+	for _, o := range in.orders {
+		delete(o.assigned, generation)
+	}
 	in.queue.SetServing(in.pair.Active() != nil)
 	if in.queue.Abandon(generation) && worker != "" {
 		in.suspect(worker)
@@ -145,7 +148,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
-	if in.device.Device.MPS && in.processes.awaitsVerdict(q, &o, runclock.Time()) {
+	if in.fleet.device(q.Device).Device.MPS && in.processes.awaitsVerdict(q, &o, runclock.Time()) {
 		return
 	}
 	expected := o.WrongAnswers && q.Excused() // learnWrong has logged it
@@ -161,7 +164,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if o.State == control.Ready {
 		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
 	}
-	if o.DeviceLost && in.device.Device.MPS {
+	if o.DeviceLost && in.fleet.device(q.Device).Device.MPS {
 		in.pair.Excuse(o.Generation) // deviceFailed has already blamed a function
 	}
 	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && q.Card == in.pair.Card() && (active == nil || active == q) {
@@ -207,22 +210,23 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		return fmt.Errorf("encode geometry: %w", err)
 	}
 	// The card may be an earlier one, whose buffers were freed.
-	if err := in.tensors.make(q.Card, in.id, &in.device.Device); err != nil {
+	if err := in.makeTensors(q.Run); err != nil {
 		return err
 	}
-	card, err := json.Marshal(in.tensors[q.Card].card)
+	tensors, d := in.tensors[q.Run], in.fleet.device(q.Device)
+	card, err := json.Marshal(tensors.card)
 	if err != nil {
 		return fmt.Errorf("encode card: %w", err)
 	}
-	admission, err := in.device.Admit(hello.PID)
+	admission, err := d.Admit(hello.PID)
 	if err != nil {
 		return err
 	}
 	defer admission.Close()
-	slab, tensors, with := in.f.port.Slab(), in.tensors[q.Card], in.f.setupFor(q.Card)
+	slab, with := in.f.port.Slab(), in.f.setupFor(q.Card)
 	files := append(append(in.queue.Files(), tensors.File(), slab.File()), admission.Files...)
 	warmedUp := control.Report{} // of the same model in the same worker
-	if in.reported.card == q.Card {
+	if in.reported.run == q.Run {
 		warmedUp = in.reported.Report
 	}
 	err = conn.Grant(control.Attached{
@@ -231,7 +235,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		Measurements: warmedUp.Measurements, Compared: warmedUp.Compared,
 	}, files)
 	if err != nil {
-		in.device.Leave(hello.PID)
+		d.Leave(hello.PID)
 		return err
 	}
 	p := in.processes.of(hello.Generation)
@@ -239,7 +243,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	in.pair.Attach(hello.Generation)
 	in.fleet.loop.Go(func() {
 		in.readReports(conn, hello.Generation)
-		in.fleet.loop.Post(func() { in.device.Leave(hello.PID) })
+		in.fleet.loop.Post(func() { d.Leave(hello.PID) })
 	})
 	return nil
 }
@@ -316,5 +320,5 @@ func (in *instance) close() {
 	for generation := range in.processes {
 		in.processes.hangUp(generation)
 	}
-	in.tensors.keep(func(*models.Card) bool { return false })
+	in.tensors.keep(func(pair.Run) bool { return false })
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/models"
 )
 
@@ -182,10 +183,7 @@ func (f *function) replace(model *models.Card, want configs.Function, older []ol
 	card := new(*model)
 	f.model.setups[card] = setupUnder(&f.fleet.cfg, want, card)
 	for _, in := range f.instances {
-		if !in.device.Device.Known { // tensor sizes depend on it; admit creates them
-			continue
-		}
-		if err := in.tensors.make(card, in.id, &in.device.Device); err != nil {
+		if err := in.makeTensors(pair.Run{Card: card, Device: in.pair.Device()}); err != nil {
 			return err
 		}
 	}
@@ -231,7 +229,9 @@ func (in *instance) replaced(err error) {
 		f.byHand = 0 // the worker's guarantee counts
 	}
 	maps.DeleteFunc(f.model.setups, func(card *models.Card, _ setup) bool {
-		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.pair.Uses(card) })
+		return !slices.ContainsFunc(f.instances, func(in *instance) bool {
+			return card == in.pair.Card() || slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return q.Card == card })
+		})
 	})
 	f.fleet.keep()
 	r.done(nil)

@@ -57,6 +57,7 @@ type fakeProcess struct {
 	role   control.Role
 	on, to []int // its present groups, and the ordered ones
 	early  bool
+	slow   bool    // it does not end while it drains
 	sizes  int     // how many of the card's batch sizes it runs
 	share  float64 // its MPS percentage since it was woken
 	wrong  bool    // its model answered wrongly
@@ -165,12 +166,12 @@ func (b *nodeBed) add(c configs.Function) error { return b.Fleet.add(c, 0) }
 
 // setShare sets the share of an instance, as package sharing does.
 func setShare(in *instance, percent float64) {
-	in.device.carryOut(sharing.SetShare{ID: in.id, Percent: percent})
+	in.device().carryOut(sharing.SetShare{ID: in.id, Percent: percent})
 }
 
 // changeOf is how a function's share changes.
 func changeOf(f *function) configs.Change {
-	return f.instances[0].device.Change(&f.fleet.cfg, f.config)
+	return f.instances[0].device().Change(&f.fleet.cfg, f.config)
 }
 
 // page returns the status of the node.
@@ -273,6 +274,8 @@ func (b *nodeBed) live(v victim, p *fakeProcess) {
 	in := b.instance(v.IF, v.Instance)
 	switch {
 	case p.state.Ended():
+	case p.role == control.Drain && p.slow:
+		p.state = control.Draining
 	case p.role == control.Drain:
 		p.die(control.Stopped, "drained")
 	case p.state == control.Starting:

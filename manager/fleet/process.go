@@ -9,7 +9,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/policy/pair"
-	"github.com/penstock/penstock/models"
 )
 
 // process is what an instance knows of the process of a generation, besides its place in the
@@ -77,11 +76,11 @@ func (p processes) keep(of *pair.Pair) {
 	}
 }
 
-// reported is the last report of an active process, and its card: another worker has another card. The
+// reported is the last report of an active process, and what it runs: another worker has another card. The
 // control loop owns it.
 type reported struct {
 	control.Report
-	card *models.Card
+	run pair.Run
 }
 
 // readReports reads a process's reports until its connection closes.
@@ -113,7 +112,7 @@ func (in *instance) report(generation uint32, r control.Report) {
 	}
 	r.Generation = generation
 	in.noteHandovers(&r)
-	in.reported = reported{r, active.Card}
+	in.reported = reported{r, active.Run}
 }
 
 // noteHandovers counts the new hand-overs in a process's report. A process's first
@@ -146,16 +145,16 @@ func (in *instance) noteHandovers(r *control.Report) {
 // desire appends the processes that should exist.
 func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess {
 	for _, q := range in.pair.Processes() {
-		with := in.f.setupFor(q.Card)
+		with, d := in.f.setupFor(q.Card), in.fleet.device(q.Device)
 		p := control.DesiredProcess{
-			IF: in.f.name, Instance: in.id.Instance, Generation: q.Generation, Device: in.device.Device.Name,
-			SharedWeights: with.weights == configs.WeightsShared && in.device.Device.GPU != nil,
+			IF: in.f.name, Instance: in.id.Instance, Generation: q.Generation, Device: q.Device,
+			SharedWeights: with.weights == configs.WeightsShared && d.Device.GPU != nil,
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,
 			Worker: with.worker, Environment: with.environment, Ticket: in.processes.of(q.Generation).ticket,
 		}
-		in.orders.fill(&p, q, &in.fleet.cfg, in.device.Change(&in.fleet.cfg, in.f.config))
-		p.PartialWarmUp = q.Early && in.device.Device.GPU != nil && in.device.AnswersRightly(&in.fleet.cfg, in.f.config, q)
+		in.ordersOn(d).fill(&p, q, &in.fleet.cfg, d.Change(&in.fleet.cfg, in.f.config))
+		p.PartialWarmUp = q.Early && d.Device.GPU != nil && d.AnswersRightly(&in.fleet.cfg, in.f.config, q)
 		if w, ok := in.fleet.cfg.Worker(with.worker); ok {
 			p.WorkerLimits = limitsOf(w)
 		}
@@ -180,7 +179,7 @@ func (in *instance) lost(generation uint32) {
 		return
 	}
 	in.log.Warn().Uint32("generation", generation).Msg("process disconnected")
-	if q.State == control.Active && in.device.Device.MPS {
+	if q.State == control.Active && in.fleet.device(q.Device).Device.MPS {
 		in.awaitReport(generation)
 		return
 	}

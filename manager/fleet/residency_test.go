@@ -112,7 +112,7 @@ func TestWarmedUp(t *testing.T) {
 	report()
 	kept := func(what string, want bool) {
 		t.Helper()
-		if got := in.reported.card == in.pair.Card(); got != want {
+		if got := in.reported.run.Card == in.pair.Card(); got != want {
 			t.Errorf("%s: kept %v, want %v", what, got, want)
 		}
 	}
@@ -123,6 +123,6 @@ func TestWarmedUp(t *testing.T) {
 	b.moved("a", "warm")
 	kept("another worker", false)
 	report()
-	in.forgetDevice()
+	in.forgetDevice(in.device())
 	kept("another device", false)
 }

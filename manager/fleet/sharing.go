@@ -2,7 +2,7 @@ package fleet
 
 import (
 	"cmp"
-	"errors"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/configs"
@@ -34,10 +34,10 @@ type device struct {
 	faults    faults
 }
 
-// eachInstance calls do with the instances on the device.
+// eachInstance calls do with the instances on the device, and those that are moving there or away.
 func (d *device) eachInstance(do func(*instance)) {
 	d.functions.eachInstance(func(in *instance) {
-		if in.device == d {
+		if in.pair.On(d.Device.Name) {
 			do(in)
 		}
 	})
@@ -52,7 +52,8 @@ func (d *device) decide(why occasion) {
 	}
 }
 
-// snapshot describes the functions on the device. It uses the memory of list, up to its capacity.
+// snapshot describes the functions on the device, with their processes there. It uses the memory of list, up to its
+// capacity.
 func (d *device) snapshot(list []sharing.Function, why occasion) sharing.Snapshot {
 	for _, f := range *d.functions {
 		if !f.instances.on(d) {
@@ -62,17 +63,17 @@ func (d *device) snapshot(list []sharing.Function, why occasion) sharing.Snapsho
 		list, to = next(list)
 		*to = sharing.Function{Config: f.config, Objective: f.slo, ByHand: f.byHand, Edits: f.shareEdits, Removing: f.leaves, Instances: to.Instances[:0]}
 		for _, in := range f.instances {
-			if in.device != d {
+			if !in.pair.On(d.Device.Name) {
 				continue
 			}
 			var of *sharing.Instance
 			to.Instances, of = next(to.Instances)
-			p := in.pair
+			p, orders := in.pair, in.ordersOn(d)
 			*of = sharing.Instance{
-				Number: in.id.Instance, Card: p.Card(), Worker: f.setupFor(p.Card()).worker, Share: p.Share(), Last: p.Last(), Changing: p.Changing(),
+				Number: in.id.Instance, Card: p.Card(), Worker: f.setupFor(p.Card()).worker, Share: orders.share, Last: p.Last(), Changing: p.Changing(),
 				Movable: max(in.ringSince, in.batchesSince), Report: in.reported.Report, Processes: of.Processes[:0],
 			}
-			if q := p.Active(); q != nil {
+			if q := p.Active(); q != nil && q.Device == d.Device.Name {
 				of.Active = q.Generation
 			}
 			if why.counts {
@@ -83,7 +84,10 @@ func (d *device) snapshot(list []sharing.Function, why occasion) sharing.Snapsho
 				of.Window = &w
 			}
 			for _, q := range p.Processes() {
-				of.Processes = append(of.Processes, sharing.Process{Process: *q, Worker: f.setupFor(q.Card).worker, Groups: in.orders.assigned[q.Generation]})
+				if q.Device != d.Device.Name {
+					continue
+				}
+				of.Processes = append(of.Processes, sharing.Process{Process: *q, Worker: f.setupFor(q.Card).worker, Groups: orders.assigned[q.Generation]})
 			}
 		}
 	}
@@ -115,13 +119,13 @@ func (d *device) carryOut(a sharing.Action) {
 	switch a := a.(type) {
 	case sharing.SetShare:
 		on(a.ID, func(in *instance) {
-			in.pair.SetShare(a.Percent)
-			in.queue.SetWeight(cmp.Or(a.Percent, 100))
+			in.ordersOn(d).share = a.Percent
+			in.followShare()
 		})
 	case sharing.SetTerms:
-		on(a.ID, func(in *instance) { in.orders.terms[a.Worker] = a.Terms })
+		on(a.ID, func(in *instance) { in.ordersOn(d).terms[a.Worker] = a.Terms })
 	case sharing.SetGroups:
-		on(a.ID, func(in *instance) { in.orders.groups = a })
+		on(a.ID, func(in *instance) { in.ordersOn(d).groups = a })
 	case sharing.NextWindow:
 		on(a.ID, func(in *instance) { in.queue.NextWindow() })
 	case sharing.Tune:
@@ -139,7 +143,7 @@ func (d *device) carryOut(a sharing.Action) {
 	case sharing.Open:
 		d.Open(a.GPU)
 	case sharing.ForgetDevice:
-		d.eachInstance((*instance).forgetDevice)
+		d.eachInstance(func(in *instance) { in.forgetDevice(d) })
 	case sharing.Log:
 		log := &d.log
 		if f := d.functions.find(a.ID.IF); f != nil {
@@ -163,7 +167,7 @@ func (fl *Fleet) setByHand(f *function, percent float64) error {
 	}
 	if fl.cfg.Shares.Tune && !fl.cfg.Guarantees() { // it lasts until the next tuning
 		for _, in := range f.instances {
-			in.device.carryOut(sharing.SetShare{ID: in.id, Percent: percent})
+			in.device().carryOut(sharing.SetShare{ID: in.id, Percent: percent})
 		}
 		return nil
 	}
@@ -172,36 +176,16 @@ func (fl *Fleet) setByHand(f *function, percent float64) error {
 	return nil
 }
 
+// device returns the device of that name, which is one of the node's.
+func (fl *Fleet) device(name string) *device {
+	return fl.devices[slices.IndexFunc(fl.devices, func(d *device) bool { return d.Device.Name == name })]
+}
+
 // decide lets package sharing decide about all devices.
 func (fl *Fleet) decide(why occasion) {
 	for _, d := range fl.devices {
 		d.decide(why)
 	}
-}
-
-// place returns the device for another function: of those with room for it, the one with most left, or else the fewest
-// instances.
-func (fl *Fleet) place(c configs.Function) (best *device, err error) {
-	full := make([]error, 0, len(fl.devices))
-	for _, d := range fl.devices {
-		if err := d.fits(c); err != nil {
-			full = append(full, err)
-			continue
-		}
-		if best == nil || cmp.Or(cmp.Compare(d.Left(), best.Left()), cmp.Compare(best.Members(), d.Members())) > 0 {
-			best = d
-		}
-	}
-	if best == nil {
-		return nil, errors.Join(full...)
-	}
-	return best, nil
-}
-
-// fits returns an error if there is no room for another function on the device.
-func (d *device) fits(c configs.Function) error {
-	s := d.snapshot(nil, occasion{})
-	return d.Fits(&s, c)
 }
 
 // hosts reports whether a worker has processes, or is going to.
@@ -215,15 +199,29 @@ func (list functions) hosts(worker string) (used bool) {
 	return used
 }
 
-// orders are what was decided about the processes of an instance. It has no terms and no groups at first.
+// orders are what was decided about the processes of an instance on a device. It has no terms and no groups at first.
 type orders struct {
+	share    float64                  // percent; 0: the whole device
 	terms    map[string]control.Terms // by worker
 	groups   sharing.SetGroups
 	assigned map[uint32][]int // the last groups of each generation
 }
 
-func newOrders() orders {
-	return orders{terms: map[string]control.Terms{}, assigned: map[uint32][]int{}}
+// ordersOn returns the orders for the processes of the instance on a device.
+func (in *instance) ordersOn(d *device) *orders {
+	o := in.orders[d.Device.Name]
+	if o == nil {
+		o = &orders{terms: map[string]control.Terms{}, assigned: map[uint32][]int{}}
+		in.orders[d.Device.Name] = o
+	}
+	return o
+}
+
+// followShare gives the next process the share that was decided for its device.
+func (in *instance) followShare() {
+	share := in.ordersOn(in.device()).share
+	in.pair.SetShare(share)
+	in.queue.SetWeight(cmp.Or(share, 100))
 }
 
 // fill adds to a desired process its role and its part of the device. A process that should serve and must wait

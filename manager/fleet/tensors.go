@@ -3,41 +3,42 @@ package fleet
 import (
 	"fmt"
 
-	"github.com/penstock/penstock/manager/policy/gslice"
-	"github.com/penstock/penstock/manager/sharing"
+	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
 
-// tensors are an instance's input and output buffers, by the card that they are for. All processes
-// that run the card share them (paper 3.4).
-type tensors map[*models.Card]batchMemory
+// tensors are an instance's input and output buffers, by the card and the device that they are for. All processes
+// that run the card there share them (paper 3.4).
+type tensors map[pair.Run]batchMemory
 
 type batchMemory struct {
 	*shm.Region
 	card *models.Card // on the device
 }
 
-// make allocates the buffers of a card's largest batch, unless they exist. The device must be known.
-func (t tensors) make(card *models.Card, of gslice.ID, d *sharing.Device) error {
-	if t[card].Region != nil {
+// makeTensors allocates the buffers of a card's largest batch on a device, unless they exist. Their size depends on the
+// device: until it is known there are none.
+func (in *instance) makeTensors(run pair.Run) error {
+	d := &in.fleet.device(run.Device).Device
+	if !d.Known || in.tensors[run].Region != nil {
 		return nil
 	}
-	on := card.On(d.MemoryBytes())
-	region, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", of.IF, of.Instance), tensorBytes(on, d.GPU != nil), shm.Options{Writable: true})
+	on := run.Card.On(d.MemoryBytes())
+	region, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", in.id.IF, in.id.Instance), tensorBytes(on, d.GPU != nil), shm.Options{Writable: true})
 	if err != nil {
-		return fmt.Errorf("make tensors of %s: %w", of.IF, err)
+		return fmt.Errorf("make tensors of %s: %w", in.id.IF, err)
 	}
-	t[card] = batchMemory{region, on}
+	in.tensors[run] = batchMemory{region, on}
 	return nil
 }
 
-// keep frees the buffers of all other cards.
-func (t tensors) keep(used func(*models.Card) bool) {
-	for card, region := range t {
-		if !used(card) {
+// keep frees all other buffers.
+func (t tensors) keep(used func(pair.Run) bool) {
+	for run, region := range t {
+		if !used(run) {
 			region.Close()
-			delete(t, card)
+			delete(t, run)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func newScriptOn(t *testing.T, device string, o *control.Observed, policy config
 	for i := range x.s.Functions {
 		in := &x.s.Functions[i].Instances[0]
 		in.Active, in.Last = 1, 1
-		in.Processes = []Process{{Process: pair.Process{Generation: 1, Role: control.Serve, State: control.Active, Card: in.Card}, Worker: in.Worker}}
+		in.Processes = []Process{{Process: pair.Process{Run: pair.Run{Card: in.Card}, Generation: 1, Role: control.Serve, State: control.Active}, Worker: in.Worker}}
 	}
 	return x
 }
@@ -165,7 +165,7 @@ func TestTunedPercentage(t *testing.T) {
 
 	in := x.instance("a")
 	in.Active, in.Last = 2, 2
-	in.Processes = []Process{{Process: pair.Process{Generation: 2, Role: control.Serve, State: control.Active, SharePercent: 46, Card: in.Card}}}
+	in.Processes = []Process{{Process: pair.Process{Run: pair.Run{Card: in.Card}, Generation: 2, Role: control.Serve, State: control.Active, SharePercent: 46}}}
 	x.wants("once it serves, and batches still take too long", x.intervals("a", 75*time.Millisecond), "a/0: share 70")
 }
 
@@ -227,7 +227,7 @@ func TestRefusedShadow(t *testing.T) {
 	x.wants("when batches take too long", x.intervals("a", 75*time.Millisecond), "a/0: share 46")
 
 	in.Last, in.Changing = 2, true
-	in.Processes = append(in.Processes, Process{Process: pair.Process{Generation: 2, Role: control.Serve, State: control.Linking, SharePercent: 46, Card: in.Card}})
+	in.Processes = append(in.Processes, Process{Process: pair.Process{Run: pair.Run{Card: in.Card}, Generation: 2, Role: control.Serve, State: control.Linking, SharePercent: 46}})
 	x.wants("when the shadow answers wrongly",
 		x.observe(control.ObservedProcess{IF: "a", Generation: 2, State: control.Failed, WrongAnswers: true}),
 		"a: right at 46: false", "a/0: share 48", "a/0: refuse 2")

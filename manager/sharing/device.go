@@ -175,11 +175,12 @@ func (v *Device) lacksGroups() string {
 	return v.GPU.Why
 }
 
-// configurations are those of the functions that are not being removed.
+// configurations are those of the functions that are not being removed, with their instances on the device.
 func configurations(functions []Function) (list []configs.Function) {
 	for i := range functions {
-		if !functions[i].Removing {
-			list = append(list, functions[i].Config)
+		if f := &functions[i]; !f.Removing {
+			list = append(list, f.Config)
+			list[len(list)-1].Instances = len(f.Instances)
 		}
 	}
 	return list

@@ -18,8 +18,8 @@
 //	                              a new shadow is started
 //
 // The active process serves until the epoch moves, so a change costs the stream
-// one hand-over of the ring and nothing else. With in-place changes, the policy
-// sets the share of the active process and no swap takes place, except for a
+// one hand-over of the ring and nothing else. A move to another device is such a
+// change, too. With in-place changes, the policy sets the share of the active process and no swap takes place, except for a
 // new model. Such a change is a new quota, or a move of the process to other
 // multiprocessors.
 //
@@ -48,12 +48,18 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
+// Run is what a process runs: a model on a device. It is fixed for the life of the process.
+type Run struct {
+	Card   *models.Card
+	Device string // of control.Desired.Devices
+}
+
 // Process is one generation of an instance, as desired and as observed.
 type Process struct {
+	Run
 	Generation   uint32
 	Role         control.Role
 	SharePercent float64
-	Card         *models.Card
 
 	State    control.State
 	Attached bool // it has its shared memory
@@ -102,13 +108,13 @@ type Pair struct {
 	// It is the baseline for swaps.
 	Restart bool
 
-	card     *models.Card
-	proven   *models.Card // the last model that served
+	run      Run
+	proven   Run          // the last one that served
 	doubted  *models.Card // a process of it died early, before it was whole
 	target   float64
 	wrong    float64 // a share at which the model answers wrongly; 0: none is known
 	removing bool
-	// replacing is set from Replace until a process with the desired card is
+	// replacing is set from Replace or Move until a process with the desired run is
 	// promoted, or given up.
 	replacing bool
 	stopped   bool // the active process was stopped for a change (Restart)
@@ -121,9 +127,9 @@ type Pair struct {
 	out                  []Command
 }
 
-// New returns an instance that should serve card at sharePercent.
+// New returns an instance that should serve card at sharePercent. Move sets its device.
 func New(card *models.Card, sharePercent float64) *Pair {
-	return &Pair{card: card, target: sharePercent}
+	return &Pair{run: Run{Card: card}, target: sharePercent}
 }
 
 // StartAfter sets the last generation that is in use.
@@ -133,7 +139,10 @@ func (p *Pair) StartAfter(generation uint32) { p.last = generation }
 func (p *Pair) Last() uint32 { return p.last }
 
 // Card is the desired model.
-func (p *Pair) Card() *models.Card { return p.card }
+func (p *Pair) Card() *models.Card { return p.run.Card }
+
+// Device is the device that the instance should run on.
+func (p *Pair) Device() string { return p.run.Device }
 
 // Share is the desired share, in percent.
 func (p *Pair) Share() float64 { return p.target }
@@ -150,9 +159,14 @@ func (p *Pair) Changing() bool { return p.next != nil }
 // Processes are all desired processes, by generation. The pair owns the slice.
 func (p *Pair) Processes() []*Process { return p.processes }
 
-// Uses reports whether a card is desired, or a process has it.
-func (p *Pair) Uses(card *models.Card) bool {
-	return card == p.card || slices.ContainsFunc(p.processes, func(q *Process) bool { return q.Card == card })
+// Uses reports whether a run is desired, or a process has it.
+func (p *Pair) Uses(run Run) bool {
+	return run == p.run || slices.ContainsFunc(p.processes, func(q *Process) bool { return q.Run == run })
+}
+
+// On reports whether a device is the desired one, or a process is there.
+func (p *Pair) On(device string) bool {
+	return device == p.run.Device || slices.ContainsFunc(p.processes, func(q *Process) bool { return q.Device == device })
 }
 
 // Process returns the process of a generation, nil if it is not (or no longer)
@@ -171,7 +185,28 @@ func (p *Pair) SetShare(percent float64) { p.target = percent }
 
 // Replace sets the desired model. The previous model continues until the new
 // one is ready, and permanently if it never is.
-func (p *Pair) Replace(card *models.Card) { p.card, p.replacing = card, true }
+func (p *Pair) Replace(card *models.Card) { p.run.Card, p.replacing = card, true }
+
+// Move sets the desired device. Like with a new model, the process on the previous device continues until one
+// on the new device is ready, and permanently if none ever is.
+func (p *Pair) Move(device string) {
+	p.run.Device, p.wrong = device, 0
+	p.replacing = p.replacing || p.active != nil
+}
+
+// Leave kills all processes on a device that failed for good. None is to blame. After Move the instance stays on its
+// new device, even if its first process there fails.
+func (p *Pair) Leave(device string) {
+	if p.proven.Device == device {
+		p.proven.Device = p.run.Device
+	}
+	for _, q := range p.processes {
+		if q.Device == device {
+			q.excused = true
+			p.end(q)
+		}
+	}
+}
 
 // Renew makes the active process give way to its shadow, though nothing else
 // changes.
@@ -226,7 +261,7 @@ func (p *Pair) Gone(generation uint32, reason string) {
 	// If a model's process dies before the model has served, the pair goes back
 	// to a model that has, unless the fault is not its own.
 	onTheWay := q == p.next || q == p.shadow
-	if onTheWay && q.Card == p.card && !q.excused {
+	if onTheWay && q.Run == p.run && !q.excused {
 		p.giveUp(q, reason)
 	}
 	p.doubt(q)
@@ -285,21 +320,23 @@ func (p *Pair) reclaim(q *Process, reason string) {
 	}
 }
 
-// Lost records that the device failed under every process that had touched it.
+// Lost records that a device failed under every process that had touched it.
 // Ready, active and draining processes would notice only at their next use of
 // it. They are killed, and their rings reclaimed when they are gone. The shadow
 // is woken at once. A linking process is left alone: it notices by itself, or
 // was woken after the fault. culprit is the generation to blame, 0 if it is
 // none of these. Its model is given up if it has not served yet and another
 // model has.
-func (p *Pair) Lost(culprit uint32, reason string) {
-	if q := p.Process(culprit); q != nil && q == p.next && q.Card == p.card {
+func (p *Pair) Lost(device string, culprit uint32, reason string) {
+	if q := p.Process(culprit); q != nil && q == p.next && q.Run == p.run {
 		p.giveUp(q, reason)
 	}
 	for _, q := range p.processes {
 		switch q.State {
 		case control.Ready, control.Active, control.Draining:
-			p.end(q)
+			if q.Device == device {
+				p.end(q)
+			}
 		}
 	}
 }
@@ -338,10 +375,10 @@ func (p *Pair) unseat(q *Process) {
 	}
 }
 
-// giveUp returns to the model that has served, if q's has not.
+// giveUp returns to the model and the device that have served, if q's have not.
 func (p *Pair) giveUp(q *Process, reason string) {
-	if p.proven != nil && q.Card != p.proven {
-		p.card, p.replacing = p.proven, false
+	if p.proven.Card != nil && q.Run != p.proven {
+		p.run, p.replacing = p.proven, false
 		p.emit(Rejected, q, reason)
 	}
 }
@@ -406,17 +443,17 @@ func (p *Pair) promote() {
 	if p.active.SharePercent == p.target {
 		p.wrong = 0
 	}
-	if p.replacing && p.active.Card == p.card {
+	if p.replacing && p.active.Run == p.run {
 		p.replacing = false
 		p.emit(Replaced, p.active, "")
 	}
-	p.proven = p.active.Card
+	p.proven = p.active.Run
 }
 
 // wake makes the shadow the next process to serve. If the shadow does not fit,
 // it takes a new process.
 func (p *Pair) wake() {
-	if p.shadow != nil && p.shadow.Card != p.card {
+	if p.shadow != nil && p.shadow.Run != p.run {
 		p.dismiss()
 	}
 	q := p.shadow
@@ -425,7 +462,7 @@ func (p *Pair) wake() {
 	}
 	// If an older model could serve instead, a new model must be whole before
 	// it serves.
-	q.Early = p.active == nil && q.Card != p.doubted && (p.proven == nil || q.Card == p.proven)
+	q.Early = p.active == nil && q.Card != p.doubted && (p.proven.Card == nil || q.Card == p.proven.Card)
 	q.Role, q.SharePercent = control.Serve, p.target
 	if p.wrong != 0 && p.active == nil && !p.stopped {
 		q.SharePercent = wholeDevice
@@ -437,16 +474,16 @@ func (p *Pair) wake() {
 // be wrong.
 func (p *Pair) wantsShare() bool { return p.active.SharePercent != p.target && p.target != p.wrong }
 
-// change introduces a new share or model next to a serving process. Unless
+// change introduces a new share, model or device next to a serving process. Unless
 // OnDemand, it keeps a shadow standing by.
 func (p *Pair) change() {
-	stale := p.active.Card != p.card
+	stale := p.active.Run != p.run
 	if p.InPlace && !stale {
 		p.active.SharePercent = p.target
 	}
 	changes := stale || p.renewing || p.wantsShare()
 
-	if p.shadow != nil && (p.shadow.Card != p.card || p.OnDemand && !changes) {
+	if p.shadow != nil && (p.shadow.Run != p.run || p.OnDemand && !changes) {
 		p.dismiss()
 	}
 	// The first shadow waits until the active process serves: they would only
@@ -471,7 +508,7 @@ func (p *Pair) dismiss() {
 // restart stops the active process if it differs from what is desired. The next
 // one is started when it is gone.
 func (p *Pair) restart() {
-	stale := p.active.Card != p.card
+	stale := p.active.Run != p.run
 	if p.active.Role != control.Serve || !stale && (p.InPlace || !p.wantsShare()) {
 		return
 	}
@@ -481,7 +518,7 @@ func (p *Pair) restart() {
 
 func (p *Pair) spawn() *Process {
 	p.last++
-	q := &Process{Generation: p.last, Role: control.Shadow, SharePercent: p.target, Card: p.card, State: control.Starting}
+	q := &Process{Generation: p.last, Role: control.Shadow, SharePercent: p.target, Run: p.run, State: control.Starting}
 	p.processes = append(p.processes, q)
 	return q
 }

@@ -172,7 +172,7 @@ func TestWarmupAfterEarlyDeath(t *testing.T) {
 		"by itself":           {func(p *Pair) { p.Gone(1, "it cannot grow") }, false},
 		"and is still heard":  {func(p *Pair) { p.Died(1, "it cannot grow") }, false},
 		"for another's fault": {func(p *Pair) { p.Excuse(1); p.Gone(1, "lost") }, true},
-		"with the device":     {func(p *Pair) { p.Lost(0, "lost") }, true},
+		"with the device":     {func(p *Pair) { p.Lost("", 0, "lost") }, true},
 		"once it was whole":   {func(p *Pair) { p.Whole(1); p.Gone(1, "killed") }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -398,7 +398,7 @@ func TestOnDemand(t *testing.T) {
 
 func TestLostDevice(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
-	p.Lost(1, "device is lost")
+	p.Lost("", 1, "device is lost")
 	if got := p.Step(); len(got) != 0 {
 		t.Fatalf("commands %v, want none: the ring is the lost one's until it is gone", got)
 	}
@@ -415,7 +415,7 @@ func TestLostDevice(t *testing.T) {
 	// Another process reports the same fault. The linking process was woken
 	// after it.
 	p.Observe(2, control.Linking, "")
-	p.Lost(0, "device is lost")
+	p.Lost("", 0, "device is lost")
 	p.Step()
 	if q := p.Process(2); q == nil || q.Role != control.Serve {
 		t.Fatalf("woken process %+v, want it let be", q)
@@ -441,7 +441,7 @@ func TestReplacementFaults(t *testing.T) {
 		if culprit {
 			to = g
 		}
-		p.Lost(to, "device is lost")
+		p.Lost("", to, "device is lost")
 		rejected := kinds(p.Step())
 		if culprit != (p.Card() == old) || culprit != (len(rejected) == 1 && rejected[0] == Rejected) {
 			t.Errorf("culprit %v: commands %v, card version %d", culprit, rejected, p.Card().Version)
@@ -459,7 +459,7 @@ func TestReplaceExcused(t *testing.T) {
 	p.Observe(g, control.Loaded, "")
 	p.Step()
 	p.Observe(g, control.Linking, "")
-	p.Lost(0, "device is lost")
+	p.Lost("", 0, "device is lost")
 	p.Excuse(g)
 	p.Observe(g, control.Failed, "device is lost")
 	if got := kinds(p.Step()); len(got) != 1 || got[0] != Reclaim || p.Card() != better {
@@ -596,12 +596,37 @@ func TestHold(t *testing.T) {
 	}
 }
 
+// A device that fails for good is left, and no model is given up for it.
+func TestLeave(t *testing.T) {
+	card := &models.Card{Name: "a"}
+	p := serving(t, card)
+	p.Move("b")
+	p.Leave("")
+	p.Step()
+	next := p.Process(3)
+	if p.Active() != nil || next == nil || next.Device != "b" || next.Role != control.Serve || p.Process(1).Role != control.Kill || p.Process(2).Role != control.Kill {
+		t.Fatalf("processes %+v, want all killed except one on b that is to serve", p.Processes())
+	}
+	p.Gone(1, "device is lost")
+	p.Gone(2, "device is lost")
+	p.Gone(3, "out of memory")
+	for _, command := range p.Step() {
+		if command.Kind == Rejected {
+			t.Fatalf("%+v, want it to try b again", command)
+		}
+	}
+	if q := p.Process(4); q == nil || q.Run != (Run{card, "b"}) {
+		t.Fatalf("processes %+v, want another on b", p.Processes())
+	}
+}
+
 // For any events in any order, the invariants hold. Once the environment
 // behaves again, a process serves as desired.
 func TestPairRecovers(t *testing.T) {
 	states := []control.State{control.Starting, control.Loaded, control.Linking, control.Ready, control.Active, control.Draining, control.Stopped, control.Failed}
 	rapid.Check(t, func(t *rapid.T) {
 		cards := []*models.Card{{Name: "a", Version: 1}, {Name: "a", Version: 2}, {Name: "a", Version: 3}}
+		devices := []string{"", "cuda:1"}
 		p := New(cards[0], 30)
 		p.InPlace = rapid.Bool().Draw(t, "in place")
 		p.Restart = rapid.Bool().Draw(t, "restart")
@@ -613,7 +638,7 @@ func TestPairRecovers(t *testing.T) {
 		check()
 		for range rapid.IntRange(0, 60).Draw(t, "events") {
 			generation := rapid.Uint32Range(0, p.last+1).Draw(t, "generation")
-			switch rapid.IntRange(0, 10).Draw(t, "event") {
+			switch rapid.IntRange(0, 12).Draw(t, "event") {
 			case 0:
 				p.Attach(generation)
 			case 1:
@@ -625,7 +650,7 @@ func TestPairRecovers(t *testing.T) {
 			case 4:
 				p.Replace(rapid.SampledFrom(cards).Draw(t, "card"))
 			case 5:
-				p.Lost(generation, "device is lost")
+				p.Lost(rapid.SampledFrom(devices).Draw(t, "device"), generation, "device is lost")
 			case 6:
 				p.Died(generation, "died")
 			case 7:
@@ -636,6 +661,10 @@ func TestPairRecovers(t *testing.T) {
 				p.Excuse(generation)
 			case 10:
 				p.OnDemand = !p.OnDemand
+			case 11:
+				p.Move(rapid.SampledFrom(devices).Draw(t, "device"))
+			case 12:
+				p.Leave(rapid.SampledFrom(devices).Draw(t, "device"))
 			}
 			check()
 			if p.Held() && (p.Active() != nil || p.Changing()) {
@@ -660,8 +689,8 @@ func TestPairRecovers(t *testing.T) {
 			}
 			check()
 		}
-		if p.Active() == nil || p.Active().Card != p.Card() || !p.Restart && p.Active().SharePercent != p.Share() {
-			t.Fatalf("active %+v, want share %v and card %v", p.Active(), p.Share(), p.Card())
+		if p.Active() == nil || p.Active().Run != (Run{p.Card(), p.Device()}) || !p.Restart && p.Active().SharePercent != p.Share() {
+			t.Fatalf("active %+v, want share %v, card %v and device %q", p.Active(), p.Share(), p.Card(), p.Device())
 		}
 		if p.Restart || p.OnDemand {
 			if len(p.Processes()) != 1 {
