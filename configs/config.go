@@ -111,6 +111,9 @@ func (c *Config) ModelFolders() []string {
 // DraftFolder is the folder for drafted cards of models in Repository.
 func (c *Config) DraftFolder() string { return filepath.Join(c.RuntimeDir, "models") }
 
+// LoadedFile exists when the models that were in Repository at the start are loaded, as far as they can be.
+func (c *Config) LoadedFile() string { return filepath.Join(c.DraftFolder(), ".loaded") }
+
 // The limits of keys that other packages keep, too.
 const (
 	MaxFunctions = 256     // functions

@@ -27,6 +27,8 @@ type Status struct {
 	// Lab lists the settings, for comparisons, that make the node differ from its default
 	// (configs.Lab), as JSON. It is empty if there are none.
 	Lab string `json:"lab,omitempty"`
+	// Loading is the folder of `penstock up --models` until the models that were there at the start are loaded.
+	Loading string `json:"loading,omitempty"`
 	// Configuration says whether the node follows its configuration file.
 	Configuration ConfigurationStatus `json:"configuration"`
 	// ForeignCPUPercent is how much of the machine's CPUs other programs used in the last ten

@@ -155,10 +155,10 @@ func (s *server) describe(context.Context, string, string) (any, error) {
 	return map[string]any{"name": "penstock", "version": s.version, "extensions": extensions}, nil
 }
 
-// ready answers when every function of the key has a process that serves. KServe's client reads "ready", and the protocol's
+// ready answers when every function of the key has a process that serves, and none is missing. KServe's client reads "ready", and the protocol's
 // definition has "live".
 func (s *server) ready(ctx context.Context, _, _ string) (any, error) {
-	if err := s.functions.Alive(); err != nil {
+	if err := s.functions.Complete(); err != nil {
 		return nil, badRequest(err)
 	}
 	for _, f := range s.all(ctx) {

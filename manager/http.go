@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
@@ -102,13 +103,17 @@ func (s *servers) close() {
 	}
 }
 
-// ready answers 200 when every function has a process that serves, and the runtime folder is whole.
+// ready answers 200 when every function has a process that serves, the runtime folder is whole, and the models of the folder
+// of `penstock up --models` are loaded.
 func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 	var restored uint64
 	err := m.do(func() error {
 		restored = m.folder.restored
 		if m.folder.err != nil {
 			return fmt.Errorf("runtime folder %s cannot be restored: %w", m.folder.dir, m.folder.err)
+		}
+		if dir := m.loading(); dir != "" {
+			return fmt.Errorf("the models in %s are not all loaded yet", dir)
 		}
 		return m.fleet.Ready()
 	})
@@ -120,6 +125,14 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 	if restored > 0 {
 		fmt.Fprintf(w, "the runtime folder was emptied and restored %d times\n", restored)
 	}
+}
+
+// loading is control.Status.Loading.
+func (m *Manager) loading() string {
+	if _, err := os.Stat(m.cfg.LoadedFile()); err != nil {
+		return m.cfg.Repository
+	}
+	return ""
 }
 
 // show answers with what view makes of a snapshot.
@@ -144,6 +157,7 @@ func (m *Manager) snapshot() (s observe.Snapshot, err error) {
 	err = m.do(func() error {
 		s = m.fleet.Snapshot()
 		s.Frames, s.Restored, s.Lost = m.network.Frames(), m.folder.restored, m.folder.err != nil
+		s.Status.Loading = m.loading()
 		s.Status.Sandbox, s.Status.ForeignCPUPercent = m.sandbox, m.foreign.Percent()
 		return nil
 	})

@@ -275,6 +275,14 @@ func (s *Set) Alive() error {
 	return nil
 }
 
+// Complete returns nil if the node has loaded all its functions.
+func (s *Set) Complete() error {
+	if status, _, _ := s.Status(); status.Loading != "" {
+		return fmt.Errorf("the models in %s are not all loaded yet", status.Loading)
+	}
+	return s.Alive()
+}
+
 // Ready returns nil if the function has a process that serves, in every instance.
 func (s *Set) Ready(name string) error {
 	if err := s.Alive(); err != nil {

@@ -44,6 +44,10 @@ func TestRepository(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	must.OK(t, os.WriteFile(config, fmt.Appendf(nil, "http: %s\ngateway: {address: %q, load: true}\n%s", status, gateway, oneFunction(nodetest.Card(t, "digest", small))), 0o600))
 	nd := startWith(t, node.Options{ConfigFile: config, HTTP: status, Args: []string{"--models", dir}})
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
+	if f, err := nd.Function("net"); err != nil || !f.Serves() {
+		t.Errorf("the node is ready before its folder's models serve: %v", err)
+	}
 	nodetest.Serving(t, nd, "net")
 	for _, line := range []string{`"notes":["max_batch_size 8","not taken: dynamic_batching",`, "an incomplete ONNX model", "the node has another function fn"} {
 		nodetest.Logged(t, nd, line)

@@ -38,8 +38,8 @@ const (
 	depth = 3
 )
 
-// Follow serves the models in c.Repository until ctx ends. It calls loaded after the orders for those that were there at first,
-// and perhaps again.
+// Follow serves the models in c.Repository until ctx ends. After the orders for those that were there at first it makes
+// c.LoadedFile, and calls loaded once or more.
 func Follow(ctx context.Context, c configs.Config, loaded func(), log zerolog.Logger) {
 	f := follower{dir: c.Repository, drafts: c.DraftFolder(), node: c.RuntimeDir, log: log}
 	if err := errors.Join(os.RemoveAll(f.drafts), os.MkdirAll(f.drafts, 0o755)); err != nil { // drafts of another node
@@ -49,6 +49,9 @@ func Follow(ctx context.Context, c configs.Config, loaded func(), log zerolog.Lo
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if f.step(ctx); f.models != nil {
+			if err := os.WriteFile(c.LoadedFile(), nil, 0o600); err != nil {
+				log.Warn().Err(err).Msg("cannot tell the manager that models are loaded")
+			}
 			loaded()
 		}
 		select {
