@@ -55,12 +55,9 @@ func onFakeGPU(t *testing.T, figure string) Options {
 		must.OK(t, os.WriteFile(filepath.Join(models, name+".yaml"), []byte(card), 0o600))
 	}
 	o.Device, o.Models = "cuda", models
-	o.Machine.GPUs = []testbed.GPU{{Name: "fake", UUID: fakeUUID}}
+	o.Machine.GPUs = []testbed.GPU{{Name: "fake", UUID: cudafake.UUID(0)}}
 	return o
 }
-
-// fakeUUID is the UUID of the fake driver's first GPU (internal/testing/cudafake/driver).
-const fakeUUID = "GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f"
 
 // Measure every way of sharing a GPU: through whole nodes, and with frameworks alone.
 func TestRunOnFakeGPU(t *testing.T) {

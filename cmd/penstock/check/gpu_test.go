@@ -26,7 +26,7 @@ import (
 )
 
 // The tests run on a fake driver, whose one GPU is this.
-const fakeUUID = "GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f"
+var fakeUUID = cudafake.UUID(0)
 
 // withGPU is a machine without faults, except that ONNX Runtime has no CUDA.
 func withGPU(edit func(*nvml.Device)) machine {

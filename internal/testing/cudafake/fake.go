@@ -1,6 +1,7 @@
 // Package cudafake is a CUDA driver library that needs no GPU: a C source that cc builds into
 // libcuda.so.1. Package cuda loads it instead of the real driver when the environment variable
 // PENSTOCK_LIBCUDA names it. Device memory is host memory, streams are threads, and copies copy.
+// The library has the functions of NVIDIA's management library as well, which package cuda/nvml loads if NVML names it.
 // Kernels are recorded, or run as C functions that a test supplies. The library can refuse calls,
 // run out of memory, delay, fault and lack functions, and it counts what is not released.
 //
@@ -23,6 +24,7 @@ package cudafake
 import (
 	"embed"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -76,7 +78,7 @@ func Build(dir string, options ...Option) (string, error) {
 		}
 		return os.WriteFile(path, text, 0o600)
 	}
-	for _, name := range []string{"fake.h", "driver.c"} {
+	for _, name := range []string{"fake.h", "gpus.h", "driver.c", "nvml.c"} {
 		text, err := source.ReadFile("driver/" + name)
 		if err != nil {
 			return "", err
@@ -108,6 +110,9 @@ func Build(dir string, options ...Option) (string, error) {
 
 // Library returns the environment setting that makes package cuda load a library.
 func Library(path string) string { return libraryEnv + "=" + path }
+
+// NVML returns the environment setting that makes package cuda/nvml load the same library.
+func NVML(path string) string { return "PENSTOCK_LIBNVML=" + path }
 
 // Setting changes one behaviour of the driver; driver.c lists them.
 type Setting string
@@ -164,7 +169,8 @@ const (
 // Memory sets the memory of each device in bytes; the default is 1 GiB.
 func Memory(bytes int64) Setting { return Setting("memory=" + strconv.FormatInt(bytes, 10)) }
 
-// Devices sets the number of devices; the default is 1.
+// Devices sets the number of devices, up to 8. The default is that of the environment variable
+// PENSTOCK_FAKE_GPUS, otherwise 1. Device i has (8-i)/8 of the multiprocessors and memory of device 0.
 func Devices(n int) Setting { return Setting("devices=" + strconv.Itoa(n)) }
 
 // SMs sets the number of multiprocessors of each device, up to 256; the default is 132.
@@ -174,26 +180,77 @@ func SMs(n int) Setting { return Setting("sms=" + strconv.Itoa(n)) }
 // the process has ended, however it ended.
 func Report(path string) Setting { return Setting("report=" + path) }
 
-// heldPriorities is the file in which the orchestrator keeps that stream priorities hold on the first
-// device. Its name has the device's UUID.
-const (
-	heldPrioritiesFile = "priorities-GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f.json"
-	heldPriorities     = `{"format":1,"uuid":"GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f","name":"Penstock Fake 0","driver":"CUDA 13000",` +
-		`"stream_priorities":{"hold":true,"alone_us":1,"high_us":1,"equal_us":100}}`
-)
+// heldPriorities is what the orchestrator keeps if stream priorities hold on a device, with its UUID and number.
+const heldPriorities = `{"format":1,"uuid":%q,"name":"Penstock Fake %d","driver":"CUDA 13000",` +
+	`"stream_priorities":{"hold":true,"alone_us":1,"high_us":1,"equal_us":100}}`
 
-// Cache makes a cache folder in dir for nodes on the first device, which then do not measure stream
-// priorities: without Full that proves nothing. It returns an environment setting.
+// Cache makes a cache folder in dir for nodes, which then do not measure stream priorities: without Full that proves
+// nothing. It returns an environment setting.
 func Cache(dir string) (string, error) {
 	folder := filepath.Join(dir, "cache", "penstock")
 	err := os.MkdirAll(folder, 0o755)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(folder, heldPrioritiesFile), []byte(heldPriorities), 0o600)
+	for device := range maxDevices {
+		text := fmt.Sprintf(heldPriorities, UUID(device), device)
+		err = errors.Join(err, os.WriteFile(filepath.Join(folder, "priorities-"+UUID(device)+".json"), []byte(text), 0o600))
 	}
 	if err != nil {
 		return "", fmt.Errorf("make cache folder: %w", err)
 	}
 	return "XDG_CACHE_HOME=" + filepath.Dir(folder), nil
+}
+
+// UUID returns the UUID of a device.
+func UUID(device int) string {
+	b := make([]byte, 16)
+	for i := range b {
+		b[i] = byte(0x10*device + i)
+	}
+	b[0] = 0xfa
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// Condition is how a device is.
+type Condition struct {
+	// Fault is the cuda.Code with which the next work on the device fails, and then every call of that process. Other processes
+	// cannot open the device.
+	Fault int32
+	// Gone: the device fell off the bus. Its processes are lost, new ones do not see it, and NVML reports it as lost.
+	Gone bool
+	// Opens is how long a process waits until it has opened the device.
+	Opens time.Duration
+}
+
+// Conditions is a file with the conditions of all devices, which processes share while they run.
+type Conditions struct{ file *os.File }
+
+// maxDevices and conditionBytes are as in gpus.h.
+const (
+	maxDevices     = 8
+	conditionBytes = 4 + 4 + 8
+)
+
+// NewConditions makes the file. All devices work.
+func NewConditions(path string) (*Conditions, error) {
+	f, err := os.Create(path)
+	if err == nil {
+		err = f.Truncate(maxDevices * conditionBytes)
+	}
+	return &Conditions{f}, err
+}
+
+// Setting makes a driver read the file.
+func (c *Conditions) Setting() Setting { return Setting("gpus=" + c.file.Name()) }
+
+// Set changes the condition of a device, in all processes.
+func (c *Conditions) Set(device int, to Condition) error {
+	b := make([]byte, conditionBytes)
+	binary.NativeEndian.PutUint32(b, uint32(to.Fault))
+	if to.Gone {
+		b[4] = 1
+	}
+	binary.NativeEndian.PutUint64(b[8:], uint64(to.Opens))
+	_, err := c.file.WriteAt(b, int64(device*conditionBytes))
+	return err
 }
 
 // Env returns the environment setting that passes settings to a child process's driver.

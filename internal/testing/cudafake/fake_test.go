@@ -3,6 +3,7 @@
 package cudafake_test
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
 )
@@ -184,4 +186,123 @@ func TestGraphFreedMemory(t *testing.T) {
 func check(t *testing.T, err error) {
 	t.Helper()
 	must.OK(t, err)
+}
+
+func TestDevicesChild(t *testing.T) {
+	switch os.Getenv(childEnv) {
+	case "list":
+		list()
+	case "work":
+		work(t)
+	default:
+		return
+	}
+	os.Exit(0)
+}
+
+// list prints the devices that CUDA shows, and those that NVML shows.
+func list() {
+	devices, err := cuda.Devices()
+	if err != nil {
+		fmt.Print(err)
+	}
+	for _, d := range devices {
+		p, err := d.Properties()
+		fmt.Printf("%s has %d SMs, %d MiB, %v\n", d.UUID(), p.SMs, p.MemoryBytes>>20, err)
+	}
+	s, err := nvml.Open()
+	for i := 0; err == nil && i < 3; i++ {
+		var u nvml.Usage
+		u, err = s.Usage(cudafake.UUID(i))
+		fmt.Printf("NVML: %d MiB\n", u.TotalBytes>>20)
+	}
+	fmt.Println(err)
+}
+
+// work works on the first device until that fails.
+func work(t *testing.T) {
+	c := open(t)
+	s, at := must.Get(c.NewStream())(t), must.Get(c.Allocate(64))(t)
+	fmt.Println("works")
+	for {
+		if err := errors.Join(s.Set(at, 0, 64), s.Synchronize()); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+}
+
+func devicesChild(how string, env ...string) *exec.Cmd {
+	cmd := child(how, append(env, cudafake.NVML(os.Getenv("PENSTOCK_LIBCUDA")))...)
+	cmd.Args[1] = "-test.run=^TestDevicesChild$"
+	return cmd
+}
+
+func TestDevices(t *testing.T) {
+	conditions := must.Get(cudafake.NewConditions(filepath.Join(t.TempDir(), "gpus")))(t)
+	settings := cudafake.Env(cudafake.Devices(3), conditions.Setting())
+	const visible = "CUDA_VISIBLE_DEVICES="
+	first, second, third := cudafake.UUID(0)+" has 132 SMs, 1024 MiB", cudafake.UUID(1)+" has 116 SMs, 896 MiB", cudafake.UUID(2)+" has 100 SMs, 768 MiB"
+	for _, c := range []struct {
+		name string
+		gone int
+		env  []string
+		want []string
+	}{
+		{"all", -1, []string{settings}, []string{first, second, third, "NVML: 1024 MiB", "NVML: 896 MiB", "NVML: 768 MiB"}},
+		{"a number of the environment", -1, []string{"PENSTOCK_FAKE_GPUS=2"}, []string{first, second, "NVML: 1024 MiB", "NVML: 896 MiB", "NVML: 0 MiB", "no such device"}},
+		{"visible", -1, []string{settings, visible + cudafake.UUID(2) + ",0"}, []string{third, first, "NVML: 1024"}},
+		{"prefix, and what hides the rest", -1, []string{settings, visible + "GPU-fa1,7,0"}, []string{second, "NVML: 1024"}},
+		{"none is visible", -1, []string{settings, visible}, []string{"NO_DEVICE", "NVML: 1024"}},
+		{"gone", 0, []string{settings}, []string{second, third, "NVML: 0 MiB", "GPU is lost"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.gone >= 0 {
+				must.OK(t, conditions.Set(c.gone, cudafake.Condition{Gone: true}))
+				defer conditions.Set(c.gone, cudafake.Condition{})
+			}
+			out, err := devicesChild("list", c.env...).CombinedOutput()
+			rest := string(out)
+			for _, want := range c.want {
+				_, after, found := strings.Cut(rest, want)
+				if !found {
+					t.Fatalf("%v:\n%s\nwithout %q", err, out, want)
+				}
+				rest = after
+			}
+			if n := strings.Count(string(out), "has "); n != strings.Count(strings.Join(c.want, ""), "has ") {
+				t.Errorf("%d devices:\n%s", n, out)
+			}
+		})
+	}
+}
+
+func TestConditions(t *testing.T) {
+	conditions := must.Get(cudafake.NewConditions(filepath.Join(t.TempDir(), "gpus")))(t)
+	settings := cudafake.Env(cudafake.Devices(2), conditions.Setting())
+	for want, c := range map[string]cudafake.Condition{"(700)": {Fault: int32(cuda.IllegalAddress)}, "(719)": {Gone: true}} {
+		t.Run(want, func(t *testing.T) {
+			defer conditions.Set(1, cudafake.Condition{})
+			cmd := devicesChild("work", settings, "CUDA_VISIBLE_DEVICES="+cudafake.UUID(1))
+			out := bufio.NewScanner(must.Get(cmd.StdoutPipe())(t))
+			must.OK(t, cmd.Start())
+			defer cmd.Process.Kill()
+			must.OK(t, conditions.Set(0, c)) // the other device
+			defer conditions.Set(0, cudafake.Condition{})
+			if !out.Scan() || out.Text() != "works" {
+				t.Fatalf("got %q", out.Text())
+			}
+			must.OK(t, conditions.Set(1, c))
+			if !out.Scan() || !strings.Contains(out.Text(), want) {
+				t.Errorf("got %q", out.Text())
+			}
+		})
+	}
+	const opens = 300 * time.Millisecond
+	must.OK(t, conditions.Set(0, cudafake.Condition{Opens: opens, Fault: 46}))
+	began := time.Now()
+	out, _ := devicesChild("work", settings).CombinedOutput()
+	if time.Since(began) < opens || !strings.Contains(string(out), "DEVICE_UNAVAILABLE (46)") {
+		t.Errorf("after %v: %s", time.Since(began), out)
+	}
 }

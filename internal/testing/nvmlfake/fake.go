@@ -3,6 +3,7 @@
 package nvmlfake
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ type Session struct {
 	processes map[string][]nvml.Process
 	hidden    map[string]int64 // bytes in use without a listed process
 	refuse    error
+	lost      map[string]error
 	delay     time.Duration
 	asked     int
 }
@@ -26,7 +28,7 @@ var _ nvml.Session = (*Session)(nil)
 
 // New returns a machine with these devices, all idle.
 func New(devices ...nvml.Device) *Session {
-	return &Session{devices: devices, processes: map[string][]nvml.Process{}, hidden: map[string]int64{}}
+	return &Session{devices: devices, processes: map[string][]nvml.Process{}, hidden: map[string]int64{}, lost: map[string]error{}}
 }
 
 // Put adds a process to a device, or changes its memory.
@@ -60,6 +62,13 @@ func (s *Session) Refuse(err error) {
 	s.refuse = err
 }
 
+// Lose makes every query of a device fail with err, until it is called with nil.
+func (s *Session) Lose(uuid string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost[uuid] = err
+}
+
 // Delay makes every answer take that long.
 func (s *Session) Delay(d time.Duration) {
 	s.mu.Lock()
@@ -87,9 +96,9 @@ func (s *Session) ask(op, uuid string) error {
 	time.Sleep(d)
 	s.mu.Lock()
 	s.asked++
-	if s.refuse != nil {
+	if err := cmp.Or(s.refuse, s.lost[uuid]); err != nil {
 		s.mu.Unlock()
-		return &nvml.Error{Op: op, UUID: uuid, Err: s.refuse}
+		return &nvml.Error{Op: op, UUID: uuid, Err: err}
 	}
 	if uuid != "" && !slices.ContainsFunc(s.devices, func(d nvml.Device) bool { return d.UUID == uuid }) {
 		s.mu.Unlock()

@@ -15,6 +15,9 @@
 // spaces, or one per call of fake_set:
 //
 //	devices=1 sms=132 memory=1073741824 version=13000
+//	                   devices are up to 8 GPUs. $PENSTOCK_FAKE_GPUS is their default number. GPU i
+//	                   has (8-i)/8 of the multiprocessors and of the memory of GPU 0
+//	gpus=PATH          the condition of each GPU is in this file (struct condition)
 //	late=200us         every operation takes that long (us, ms, s)
 //	hold, release      streams stop before their next operation, and continue
 //	cuMemAlloc_v2=2    the call returns 2; cuMemAlloc_v2#3=2 only the third
@@ -35,12 +38,16 @@
 // crashes or uses another allocation's memory; here a launch of the graph loses the
 // device, even if the same addresses are in use again.
 //
+// A process sees the GPUs that $CUDA_VISIBLE_DEVICES lists when it calls cuInit. nvml.c has
+// the management library, which shows all GPUs. What is not released, memory in use, and a
+// loss count for a process, not for a GPU.
+//
 // Calls are counted from the setting on. A process runs under MPS if
 // $CUDA_MPS_PIPE_DIRECTORY contains a file "control". Its multiprocessors are then
 // $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of the device's, as an H200 rounds them.
 
 #define _GNU_SOURCE
-#include "fake.h"
+#include "gpus.h"
 
 #include <ctype.h>
 #include <dlfcn.h>
@@ -51,6 +58,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -104,7 +112,7 @@ _Static_assert(sizeof(struct inside) <= 92, "what is inside a CUdevResource");
 enum {
 	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
 	INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500,
-	NOT_READY = 600, ILLEGAL_ADDRESS = 700, CONTEXT_IS_DESTROYED = 709, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
+	NOT_READY = 600, ILLEGAL_ADDRESS = 700, CONTEXT_IS_DESTROYED = 709, LAUNCH_FAILED = 719, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
 	CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902, CAPTURE_UNMATCHED = 903,
 	CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908, INVALID_RESOURCE_TYPE = 914, INVALID_RESOURCE_CONFIGURATION = 915,
 };
@@ -164,7 +172,7 @@ static void leave_object(void *p) {
 
 struct context {
 	struct object object;
-	int device, retained, closed;
+	int gpu, retained, closed;
 	struct green *green; // or NULL: the primary context
 };
 
@@ -182,7 +190,7 @@ struct description {
 
 static struct description *descriptions; // all that were ever made
 
-static struct context primary[8];
+static struct context primary[MAX_GPUS];
 static __thread struct context *current;
 
 struct module {
@@ -359,6 +367,19 @@ static void report_to(const char *path) {
 	accounts = shared;
 }
 
+static const struct condition none[MAX_GPUS], *conditions = none;
+
+static void watch_conditions(const char *path) {
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	struct condition *shared = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof none, PROT_READ, MAP_SHARED, fd, 0);
+	if (shared == MAP_FAILED) {
+		fprintf(stderr, "fake libcuda: gpus=%s: %s\n", path, strerror(errno));
+		abort();
+	}
+	close(fd);
+	conditions = shared;
+}
+
 // set_locked returns 0 if the word is a valid setting.
 static int set_locked(const char *word) {
 	const char *value = strchr(word, '=');
@@ -377,6 +398,8 @@ static int set_locked(const char *word) {
 		wave_ns = duration(value + 1);
 	else if (delay == NULL && strncmp(word, "devices=", 8) == 0)
 		devices = atoi(value + 1);
+	else if (strncmp(word, "gpus=", 5) == 0)
+		watch_conditions(value + 1);
 	else if (delay == NULL && strncmp(word, "sms=", 4) == 0)
 		sms = atoi(value + 1);
 	else if (delay == NULL && strncmp(word, "memory=", 7) == 0)
@@ -454,13 +477,16 @@ uint64_t fake_records(struct fake_record *out, uint64_t room) {
 // --- the entry of every call ------------------------------------------------------
 
 // The settings that fake_reset restores.
+static const struct condition *first_conditions;
 static int first_devices, first_sms, first_version;
 static int64_t first_memory_bytes, first_late_ns, first_wave_ns;
 static char first_turns[sizeof turns];
 static int first_flat;
 
 __attribute__((constructor)) static void settings_of_environment(void) {
-	const char *text = getenv("PENSTOCK_FAKE");
+	const char *text = getenv("PENSTOCK_FAKE"), *gpus = getenv("PENSTOCK_FAKE_GPUS");
+	if (gpus != NULL)
+		devices = atoi(gpus);
 	char *copy = strdup(text != NULL ? text : ""), *rest = copy;
 	for (char *word; (word = strsep(&rest, " ")) != NULL;)
 		if (*word != 0 && set_locked(word) != 0) {
@@ -468,6 +494,7 @@ __attribute__((constructor)) static void settings_of_environment(void) {
 			abort();
 		}
 	free(copy);
+	first_conditions = conditions;
 	first_devices = devices, first_sms = sms, first_version = version;
 	first_memory_bytes = memory_bytes, first_late_ns = late_ns, first_wave_ns = wave_ns, first_flat = flat;
 	memcpy(first_turns, turns, sizeof turns);
@@ -484,6 +511,7 @@ void fake_reset(void) {
 		free(r);
 	}
 	loss();
+	conditions = first_conditions; // the file stays mapped
 	devices = first_devices, sms = first_sms, version = first_version;
 	memory_bytes = first_memory_bytes, late_ns = first_late_ns, wave_ns = first_wave_ns, flat = first_flat;
 	memcpy(turns, first_turns, sizeof turns);
@@ -543,11 +571,101 @@ static int door(const char *name, enum need need) {
 
 // --- devices -----------------------------------------------------------------------
 
+static int gpu_sms(int gpu) { return sms - sms * gpu / MAX_GPUS / 2 * 2; }
+
+static int64_t gpu_memory(int gpu) { return memory_bytes - memory_bytes / MAX_GPUS * gpu; }
+
+int fake_gpus(void) { return devices; }
+
+int64_t fake_gpu_memory(int gpu) { return gpu_memory(gpu); }
+
+const struct condition *fake_condition(int gpu) { return &conditions[gpu]; }
+
+void fake_gpu_uuid(int gpu, unsigned char bytes[16]) {
+	for (int i = 0; i < 16; i++)
+		bytes[i] = 0x10 * gpu + i;
+	bytes[0] = 0xfa;
+}
+
+void fake_gpu_name(int gpu, char *name, size_t bytes) { snprintf(name, bytes, "Penstock Fake %d", gpu); }
+
+void fake_gpu_text(int gpu, char text[UUID_BYTES]) {
+	unsigned char b[16];
+	char *at = text;
+	fake_gpu_uuid(gpu, b);
+	at += sprintf(at, "GPU-");
+	for (int i = 0; i < 16; i++)
+		at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", b[i]);
+}
+
+static char *visible;         // $CUDA_VISIBLE_DEVICES at cuInit; NULL: all
+static int absent[MAX_GPUS]; // GPUs that were gone at cuInit
+
+// named returns the GPU of an entry of $CUDA_VISIBLE_DEVICES, -1 if there is none.
+static int named(const char *entry) {
+	char *end, text[UUID_BYTES];
+	long number = strtol(entry, &end, 10);
+	if (*entry != 0 && *end == 0)
+		return number >= 0 && number < devices ? number : -1;
+	for (int gpu = 0; gpu < devices; gpu++) {
+		fake_gpu_text(gpu, text);
+		if (strlen(entry) > 4 && strncasecmp(text, entry, strlen(entry)) == 0)
+			return gpu;
+	}
+	return -1;
+}
+
+// visible_gpus lists the GPUs that this process sees, and returns how many. An entry that is no
+// GPU hides those after it, as with the driver.
+static int visible_gpus(int list[MAX_GPUS]) {
+	int n = 0;
+	if (visible == NULL) {
+		for (int gpu = 0; gpu < devices; gpu++)
+			if (!absent[gpu])
+				list[n++] = gpu;
+		return n;
+	}
+	char *copy = strdup(visible), *rest = copy;
+	for (char *entry; (entry = strsep(&rest, ",")) != NULL && n < MAX_GPUS;) {
+		int gpu = named(entry);
+		if (gpu < 0 || absent[gpu])
+			break;
+		list[n++] = gpu;
+	}
+	free(copy);
+	return n;
+}
+
+// gpu_at returns the GPU of a device, -1 if there is none.
+static int gpu_at(CUdevice device) {
+	int list[MAX_GPUS];
+	return device >= 0 && device < visible_gpus(list) ? list[device] : -1;
+}
+
+// open_gpu takes as long as the GPU's condition says, and returns the code with which the GPU fails.
+static int open_gpu(int gpu) {
+	const struct condition *c = &conditions[gpu];
+	if (c->open_ns > 0) {
+		int64_t ns = c->open_ns;
+		pthread_mutex_unlock(&mu);
+		sleep_ns(ns);
+		pthread_mutex_lock(&mu);
+	}
+	return c->gone ? LAUNCH_FAILED : c->fault;
+}
+
 CUresult cuInit(unsigned flags) {
 	ENTER(NOTHING);
 	if (flags != 0)
 		LEAVE(INVALID_VALUE);
-	if (devices == 0)
+	free(visible);
+	visible = getenv("CUDA_VISIBLE_DEVICES");
+	if (visible != NULL)
+		visible = strdup(visible);
+	for (int gpu = 0; gpu < MAX_GPUS; gpu++)
+		absent[gpu] = conditions[gpu].gone;
+	int list[MAX_GPUS];
+	if (visible_gpus(list) == 0)
 		LEAVE(NO_DEVICE);
 	initialised = 1;
 	LEAVE(SUCCESS);
@@ -592,39 +710,42 @@ CUresult cuGetErrorString(CUresult code, const char **out) {
 
 CUresult cuDeviceGetCount(int *out) {
 	ENTER(INITIALISED);
-	*out = devices;
+	int list[MAX_GPUS];
+	*out = visible_gpus(list);
 	LEAVE(SUCCESS);
 }
 
-#define DEVICE_OR_LEAVE(device) do { if ((device) < 0 || (device) >= devices) LEAVE(INVALID_DEVICE); } while (0)
+// GPU_OR_LEAVE declares gpu, the GPU of a device.
+#define GPU_OR_LEAVE(device) \
+	int gpu = gpu_at(device); \
+	if (gpu < 0) \
+		LEAVE(INVALID_DEVICE)
 
 CUresult cuDeviceGet(CUdevice *out, int ordinal) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(ordinal);
+	GPU_OR_LEAVE(ordinal);
 	*out = ordinal;
 	LEAVE(SUCCESS);
 }
 
 CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
-	snprintf(name, bytes, "Penstock Fake %d", device);
+	GPU_OR_LEAVE(device);
+	fake_gpu_name(gpu, name, bytes);
 	LEAVE(SUCCESS);
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
-	for (int i = 0; i < 16; i++)
-		out->bytes[i] = 0x10 * device + i;
-	out->bytes[0] = 0xfa;
+	GPU_OR_LEAVE(device);
+	fake_gpu_uuid(gpu, out->bytes);
 	LEAVE(SUCCESS);
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
-	*out = memory_bytes;
+	GPU_OR_LEAVE(device);
+	*out = gpu_memory(gpu);
 	LEAVE(SUCCESS);
 }
 
@@ -637,21 +758,21 @@ static int mps(void) {
 	return access(path, F_OK) == 0;
 }
 
-// usable returns how many multiprocessors this process may use.
-static int usable(void) {
+// usable returns how many of a GPU's multiprocessors this process may use.
+static int usable(int gpu) {
 	const char *percent = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
 	if (!mps() || percent == NULL || atof(percent) <= 0 || atof(percent) >= 100)
-		return sms;
-	int part = (int)(sms * atof(percent) / 100) / 2 * 2;
+		return gpu_sms(gpu);
+	int part = (int)(gpu_sms(gpu) * atof(percent) / 100) / 2 * 2;
 	return part < 2 ? 2 : part;
 }
 
 CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
+	GPU_OR_LEAVE(device);
 	switch (attribute) {
 	case 13: *out = 1980000; break;
-	case 16: *out = usable(); break;
+	case 16: *out = usable(gpu); break;
 	case 38: *out = 50 << 20; break;
 	case 39: *out = 2048; break;
 	case 75: *out = 9; break;
@@ -668,13 +789,16 @@ CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device) {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
+	GPU_OR_LEAVE(device);
 	if (lost != 0)
 		LEAVE(loss());
-	struct context *c = &primary[device];
+	int failed = open_gpu(gpu);
+	if (failed != 0)
+		LEAVE(failed);
+	struct context *c = &primary[gpu];
 	if (c->object.kind != CONTEXT)
 		enter_object(c, CONTEXT);
-	c->device = device;
+	c->gpu = gpu;
 	c->closed = 0;
 	c->retained++;
 	accounts->contexts++;
@@ -684,8 +808,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
-	struct context *c = &primary[device];
+	GPU_OR_LEAVE(device);
+	struct context *c = &primary[gpu];
 	if (c->retained == 0)
 		LEAVE(INVALID_CONTEXT);
 	accounts->contexts--;
@@ -710,14 +834,14 @@ CUresult cuCtxGetCurrent(CUcontext *out) {
 	LEAVE(SUCCESS);
 }
 
-static unsigned sms_of(const struct context *c) { return c->green != NULL ? c->green->sms : (unsigned)usable(); }
+static unsigned sms_of(const struct context *c) { return c->green != NULL ? c->green->sms : (unsigned)usable(c->gpu); }
 
 CUresult cuCtxGetExecAffinity(CUexecAffinityParam *out, int type) {
 	ENTER(BOUND);
 	if (type != 0)
 		LEAVE(224);
 	out->type = type;
-	out->val = usable();
+	out->val = usable(current->gpu);
 	LEAVE(SUCCESS);
 }
 
@@ -813,8 +937,9 @@ static int64_t taken(void) { return accounts->bytes + accounts->green_bytes; }
 
 CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
 	ENTER(BOUND);
-	*unused = memory_bytes > taken() ? memory_bytes - taken() : 0;
-	*total = memory_bytes;
+	int64_t all = gpu_memory(current->gpu);
+	*unused = all > taken() ? all - taken() : 0;
+	*total = all;
 	LEAVE(SUCCESS);
 }
 
@@ -838,7 +963,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 	UNSAFE();
 	if (bytes == 0)
 		LEAVE(INVALID_VALUE);
-	if (taken() + (int64_t)bytes > memory_bytes || (int64_t)bytes < 0)
+	if (taken() + (int64_t)bytes > gpu_memory(current->gpu) || (int64_t)bytes < 0)
 		LEAVE(OUT_OF_MEMORY);
 	int fd = file_of(bytes);
 	uint64_t at = fd < 0 ? 0 : map_file(fd, bytes);
@@ -954,8 +1079,8 @@ CUresult cuMemHostUnregister(void *p) {
 #define PAGE (2ull << 20)
 
 static int sound(const CUmemAllocationProp *p) {
-	return p->type == 1 && p->requestedHandleTypes <= 1 && p->location.type == 1 && p->location.id >= 0 &&
-		p->location.id < devices;
+	return p->type == 1 && p->requestedHandleTypes <= 1 && p->location.type == 1 &&
+		gpu_at(p->location.id) >= 0;
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *p, int option) {
@@ -1043,7 +1168,7 @@ CUresult cuMemCreate(CUmemory *out, size_t bytes, const CUmemAllocationProp *p, 
 		LEAVE(loss());
 	if (bytes == 0 || bytes % PAGE != 0 || !sound(p) || flags != 0)
 		LEAVE(INVALID_VALUE);
-	if (taken() + (int64_t)bytes > memory_bytes)
+	if (taken() + (int64_t)bytes > gpu_memory(gpu_at(p->location.id)))
 		LEAVE(OUT_OF_MEMORY);
 	int fd = file_of(bytes);
 	CUmemory handle = fd < 0 ? 0 : add_memory(fd, bytes, 1);
@@ -1241,6 +1366,11 @@ static void end_turn(int fd) {
 static void work_locked(struct stream *s, struct op *op) {
 	if (memory_gone(op)) {
 		lose(ILLEGAL_ADDRESS);
+		return;
+	}
+	const struct condition *c = s->context != NULL ? &conditions[s->context->gpu] : none;
+	if (c->gone || c->fault != 0) {
+		lose(c->gone ? LAUNCH_FAILED : c->fault);
 		return;
 	}
 	int code = 0;
@@ -2161,12 +2291,15 @@ static unsigned count_of(const struct inside *in) {
 
 CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *out, int type) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
+	GPU_OR_LEAVE(device);
 	if (type != 1)
 		LEAVE(INVALID_RESOURCE_TYPE);
 	struct inside in = {0};
-	take(&in, 0, sms);
-	fill_resource(out, &in, sms);
+	int failed = open_gpu(gpu);
+	if (failed != 0)
+		LEAVE(failed);
+	take(&in, 0, gpu_sms(gpu));
+	fill_resource(out, &in, gpu_sms(gpu));
 	LEAVE(SUCCESS);
 }
 
@@ -2182,7 +2315,7 @@ CUresult cuCtxGetDevResource(CUcontext c, CUdevResource *out, int type) {
 	if (c->green != NULL)
 		in = c->green->inside;
 	else
-		take(&in, 0, usable());
+		take(&in, 0, usable(c->gpu));
 	fill_resource(out, &in, count_of(&in));
 	LEAVE(SUCCESS);
 }
@@ -2264,7 +2397,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *groups
 
 CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc d, CUdevice device, unsigned flags) {
 	ENTER(INITIALISED);
-	DEVICE_OR_LEAVE(device);
+	GPU_OR_LEAVE(device);
 	if (lost != 0)
 		LEAVE(loss());
 	struct description *found = descriptions;
@@ -2272,14 +2405,14 @@ CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc d, CUdevice device,
 		found = found->next;
 	if (found == NULL || flags != 1)
 		LEAVE(INVALID_VALUE);
-	if (taken() + GREEN_BYTES > memory_bytes)
+	if (taken() + GREEN_BYTES > gpu_memory(gpu))
 		LEAVE(OUT_OF_MEMORY);
 	settle_all();
 	accounts->green_bytes += GREEN_BYTES;
 	struct green *g = calloc(1, sizeof *g);
 	g->inside = d->inside;
 	g->sms = count_of(&g->inside);
-	g->context.device = device;
+	g->context.gpu = gpu;
 	g->context.green = g;
 	enter_object(g, GREEN);
 	enter_object(&g->context, CONTEXT);
