@@ -209,8 +209,7 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 	// The answer comes when all its processes serve, or when the function was removed
 	// because one cannot.
 	_, err = control.SendOrder(limit, p.harness.Dir, control.AddPath, configs.Function{
-		Name: profiled, Model: file, SLO: profiledSLO, Instances: c.Processes, SharePercent: percent / float64(c.Processes),
-		Change: p.change, InFlight: 1,
+		Name: profiled, Model: file, SLO: profiledSLO, Instances: c.Processes, SharePercent: percent / float64(c.Processes), InFlight: 1,
 	})
 	switch {
 	case err == nil || limit.Err() != nil: // the function exists, if only for a while
