@@ -79,7 +79,10 @@ type Segment struct {
 	Slot int `json:"slot"`
 	// GPCs is the segment's size: compute slices, or steps of multiprocessors if
 	// GPU.Percent.
-	GPCs      int    `json:"size_gpcs"`
+	GPCs int `json:"size_gpcs"`
+	// SharePercent is Point.SharePercent.
+	SharePercent float64 `json:"share_percent,omitempty"`
+
 	Service   string `json:"service"`
 	Model     string `json:"model"`
 	Batch     int    `json:"batch"`
@@ -95,13 +98,13 @@ type Segment struct {
 // Point returns the operating point of the segment. Its memory is not in the plan
 // and is 0.
 func (s Segment) Point() Point {
-	return Point{GPCs: s.GPCs, Batch: s.Batch, Processes: s.Processes, ThroughputRPS: s.ThroughputRPS, LatencyMS: s.LatencyMS}
+	return Point{GPCs: s.GPCs, SharePercent: s.SharePercent, Batch: s.Batch, Processes: s.Processes, ThroughputRPS: s.ThroughputRPS, LatencyMS: s.LatencyMS}
 }
 
 // SegmentOf returns the segment of a service at a point in a slot of a GPU. Its
 // load is 0 until New divides the rates.
 func SegmentOf(gpu int, g GPU, slot int, s Service, pt Point) Segment {
-	return Segment{GPU: gpu, GPUModel: g.Name, Slot: slot, GPCs: pt.GPCs, Service: s.Name, Model: s.Model,
+	return Segment{GPU: gpu, GPUModel: g.Name, Slot: slot, GPCs: pt.GPCs, SharePercent: pt.SharePercent, Service: s.Name, Model: s.Model,
 		Batch: pt.Batch, Processes: pt.Processes, ThroughputRPS: pt.ThroughputRPS, LatencyMS: pt.LatencyMS}
 }
 

@@ -14,6 +14,9 @@ import (
 // GPU.Percent) runs Processes MPS processes, each with batch size Batch.
 type Point struct {
 	GPCs, Batch, Processes int
+	// SharePercent is the percentage of the GPU that was measured, of all processes
+	// together. A model may answer wrongly at others. 0: it was a whole instance.
+	SharePercent float64
 	// ThroughputRPS is the total of all processes, in requests per second.
 	ThroughputRPS float64
 	// LatencyMS is the time of one batch.

@@ -68,7 +68,7 @@ func (all profiles) addFolder(dir fs.FS, folder, gpu string) error {
 // FromProfile makes a planner's profile of a measured one. A header's GPU is a
 // table's name or the driver's product name. If the shares are in percent, it
 // means that GPU with MIG off. gpu is the GPU if the header names none. Points
-// that ran out of memory or serve nothing are omitted.
+// that ran out of memory, serve nothing or answer wrongly are omitted.
 //
 // A share in percent becomes the number of steps of multiprocessors that cover
 // it (GPU.Steps), never fewer than were measured. If two shares give the same
@@ -85,14 +85,15 @@ func FromProfile(model string, from profile.Profile, gpu string) (Profile, error
 		to.HeldBy = from.Header.HeldBy
 	}
 	for _, pt := range from.Points {
-		if pt.OOM || pt.Throughput <= 0 || pt.Latency <= 0 {
+		if pt.OOM || pt.Throughput <= 0 || pt.Latency <= 0 || from.Header.AnswersWrongly(pt.Share, pt.Processes) {
 			continue
 		}
-		size := pt.Share
+		size, percent := pt.Share, 0.0
 		switch {
 		case !known:
 		case from.Header.Unit == profile.Percent:
-			if size = g.Steps(float64(pt.Share)); size == 0 {
+			percent = float64(pt.Share)
+			if size = g.Steps(percent); size == 0 {
 				return Profile{}, fmt.Errorf("share %d %%: want 1 to 100", pt.Share)
 			}
 		default:
@@ -100,7 +101,7 @@ func FromProfile(model string, from profile.Profile, gpu string) (Profile, error
 				return Profile{}, fmt.Errorf("%d GPCs: %s can be cut into %s", size, g.Name, sizeList(g))
 			}
 		}
-		point := Point{GPCs: size, Batch: pt.Batch, Processes: pt.Processes,
+		point := Point{GPCs: size, SharePercent: percent, Batch: pt.Batch, Processes: pt.Processes,
 			ThroughputRPS: pt.Total(), LatencyMS: float64(pt.Latency) / float64(time.Millisecond), MemoryMiB: pt.MemoryMiB}
 		at, twice := slices.BinarySearchFunc(to.Points, point, comparePoints)
 		if twice {

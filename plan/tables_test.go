@@ -123,10 +123,13 @@ func TestPercentProfile(t *testing.T) {
 	from := profile.Profile{Header: profile.Header{GPU: "NVIDIA H200", Unit: profile.Percent}, Points: []profile.Point{
 		{Share: 10, Batch: 4, Processes: 2, Throughput: 50, Latency: 40e6, MemoryMiB: 700},
 		{Share: 20, Batch: 4, Processes: 2, OOM: true},
+		{Share: 30, Batch: 4, Processes: 1, Throughput: 50, Latency: 40e6},
+		{Share: 60, Batch: 4, Processes: 2, Throughput: 50, Latency: 40e6},
 	}}
+	from.Header.Wrong = []profile.Wrong{{Share: 30, Processes: 1}} // each of two has that of 60
 	p, err := plan.FromProfile("m", from, "a30")
 	must.OK(t, err)
-	want := plan.Point{GPCs: 7, Batch: 4, Processes: 2, ThroughputRPS: 100, LatencyMS: 40, MemoryMiB: 700}
+	want := plan.Point{GPCs: 7, SharePercent: 10, Batch: 4, Processes: 2, ThroughputRPS: 100, LatencyMS: 40, MemoryMiB: 700}
 	if p.GPU != "h200-141-mps" || len(p.Points) != 1 || p.Points[0] != want {
 		t.Errorf("%+v, want %+v on h200-141-mps", p, want)
 	}

@@ -3,6 +3,7 @@
 package profiler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/profiler/sweep"
@@ -120,6 +122,7 @@ var errSharesNotHeld = errors.New("no mechanism enforces shares")
 
 // The mechanisms of control.Observed that a Profiler treats specially.
 const (
+	mps         = "mps"
 	timeSlicing = "time-slicing"
 	governed    = "governor"
 )
@@ -176,6 +179,10 @@ func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, erro
 	if err != nil {
 		return nil, err
 	}
+	if p.refuses(f, percent/float64(c.Processes)) {
+		// The node now tries other shares.
+		return nil, cmp.Or(p.unload(ctx), fmt.Errorf("%w at %.4g %% of this GPU", sweep.ErrWrongAnswers, percent/float64(c.Processes)))
+	}
 	r := &profiling{p: p, c: c}
 	if p.options.Scale.MemoryMiB != nil {
 		m, err := r.Memory()
@@ -224,7 +231,7 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 		if _, after, ok := strings.Cut(reason, "its process "); ok {
 			reason = "a process " + after
 		}
-		return outOfMemory(errors.New(reason))
+		return explain(errors.New(reason))
 	}
 }
 
@@ -250,16 +257,27 @@ func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) err
 	defer cancel()
 	err = p.harness.WaitFor(limit, "a share", func() bool {
 		f, err := p.harness.Function(profiled)
-		if err != nil || !testbed.Same(f.SharePercent, percent) || !serves(f) {
+		switch {
+		case err != nil || !serves(f):
 			return false
+		case p.change == configs.ChangeInPlace:
+			return testbed.Same(f.SharePercent, percent)
 		}
-		return p.change == configs.ChangeInPlace || renewed(before, f)
+		return renewed(before, f)
 	})
 	if err != nil {
 		return err
 	}
 	// The orchestrator learns of it with the next repetition, at the latest.
 	return testbed.Pause(ctx, 2*control.RepeatEvery)
+}
+
+// refuses reports whether the node has given an instance another percentage of the GPU than this one, since the
+// answers of its model are wrong there (manager/sharing/percentages.go).
+func (p *Profiler) refuses(f control.FunctionStatus, percent float64) bool {
+	return p.HeldBy() == mps && slices.ContainsFunc(f.Instances, func(in control.InstanceStatus) bool {
+		return !testbed.Same(in.SharePercent, percent)
+	})
 }
 
 // serves reports whether each instance has a process that serves with all its batch
@@ -289,9 +307,13 @@ func renewed(before, after control.FunctionStatus) bool {
 // memory left. A process that the kernel killed because of memory ended by signal 9.
 var noMemory = regexp.MustCompile(`(?i)out of memory|cannot allocate|failed to allocate|bad_alloc|\bOOM\b|signal 9 \(not by Penstock\)`)
 
-func outOfMemory(err error) error {
-	if err != nil && noMemory.MatchString(err.Error()) {
+// explain adds the error of package sweep to the reason why a process cannot start.
+func explain(err error) error {
+	switch {
+	case noMemory.MatchString(err.Error()):
 		return fmt.Errorf("%w: %w", sweep.ErrOutOfMemory, err)
+	case strings.Contains(err.Error(), device.ErrWrongAnswers.Error()):
+		return fmt.Errorf("%w: %w", sweep.ErrWrongAnswers, err)
 	}
 	return err
 }

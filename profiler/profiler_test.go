@@ -105,7 +105,7 @@ func TestProfileTinyModel(t *testing.T) {
 	}
 }
 
-func TestOutOfMemory(t *testing.T) {
+func TestExplain(t *testing.T) {
 	for text, want := range map[string]bool{
 		"CUDA_ERROR_OUT_OF_MEMORY: out of memory":                         true,
 		"CUDA failure 2: out of memory ; GPU=0":                           true,
@@ -116,12 +116,12 @@ func TestOutOfMemory(t *testing.T) {
 		"model takes 3 channels, the card has 4":                          false,
 		"no room in the house":                                            false,
 	} {
-		if got := errors.Is(outOfMemory(errors.New(text)), sweep.ErrOutOfMemory); got != want {
+		if got := errors.Is(explain(errors.New(text)), sweep.ErrOutOfMemory); got != want {
 			t.Errorf("%s: out of memory is %t", text, got)
 		}
 	}
-	if outOfMemory(nil) != nil {
-		t.Error("nothing is out of memory")
+	if err := explain(errors.New("its process cannot start: model answers wrongly on this GPU: output y")); !errors.Is(err, sweep.ErrWrongAnswers) {
+		t.Errorf("%v, want the sweep to leave the share out", err)
 	}
 }
 

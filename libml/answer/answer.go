@@ -7,9 +7,8 @@
 // on the GPU, once per batch size. A GPU's libraries can compute wrong results without an error.
 // cuBLAS 13.0 chooses its f16 kernels by the number of multiprocessors that it sees. Under
 // an MPS percentage it sees fewer than the device has, and some of these kernels are wrong.
-// Measured on an H200: ResNet-50 is wrong at 20, 30, 40, 60, 70 and 80 %, and right at 10, 50
-// and above 90. PyTorch's matrix product is wrong in the same way. In a green context cuBLAS
-// sees the whole device, and is right.
+// PyTorch's matrix product is wrong in the same way. In a green context cuBLAS sees the whole
+// device, and is right.
 package answer
 
 import (

@@ -85,6 +85,9 @@ type Header struct {
 	// LoadBound are the points at which the model waited for pictures: it is
 	// faster than the node can feed it.
 	LoadBound []LoadBound `json:"load_bound,omitempty"`
+	// Wrong are shares at which the model answers wrongly on this GPU. The profile
+	// has no points of them.
+	Wrong []Wrong `json:"wrong,omitempty"`
 	// Knees are the knees of all batches, ascending by batch. They are set when
 	// the profile is complete.
 	Knees []Knee `json:"knees,omitempty"`
@@ -125,6 +128,24 @@ type Unsteady struct {
 	Processes int `json:"processes"`
 	// PrecisionPercent is the width of its confidence interval at the end.
 	PrecisionPercent float64 `json:"precision_percent"`
+}
+
+// Wrong is a share at which a model answers wrongly: libraries choose their kernels
+// by the number of multiprocessors that a process sees, and some of these are wrong.
+type Wrong struct {
+	Share     int `json:"share"`
+	Processes int `json:"processes"`
+}
+
+// AnswersWrongly reports whether each of so many processes within a share would have
+// a share of the device at which the model answers wrongly.
+func (h *Header) AnswersWrongly(share, processes int) bool {
+	return slices.ContainsFunc(h.Wrong, func(w Wrong) bool {
+		if h.Unit == Percent {
+			return share*w.Processes == w.Share*processes
+		}
+		return share == w.Share && processes == w.Processes
+	})
 }
 
 // Point is the measurement at one share, batch and number of processes.

@@ -14,6 +14,10 @@ import (
 // memory. The sweep records the point as out of memory.
 var ErrOutOfMemory = errors.New("out of memory")
 
+// ErrWrongAnswers is the error of Runner.Start if the model answers wrongly at the
+// share that each process would have. The profile leaves out all points of it.
+var ErrWrongAnswers = errors.New("the model answers wrongly")
+
 // errNotFilled is the error if the load does not fill the batches: the point would be
 // one of smaller batches.
 var errNotFilled = errors.New("the load does not fill the batches")
@@ -22,7 +26,7 @@ var errNotFilled = errors.New("the load does not fill the batches")
 type Runner interface {
 	// Start starts a cell's processes within its share. A closed loop keeps each of
 	// them busy: it always has a whole batch waiting. The previous cell has been
-	// stopped. If the processes do not fit, the error wraps ErrOutOfMemory.
+	// stopped. The error may wrap ErrOutOfMemory or ErrWrongAnswers.
 	Start(ctx context.Context, c Cell) (Running, error)
 }
 

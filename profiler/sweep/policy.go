@@ -26,9 +26,6 @@ type Cell struct {
 	Share, Batch, Processes int
 }
 
-// cellOf returns a point's cell.
-func cellOf(p profile.Point) Cell { return Cell{p.Share, p.Batch, p.Processes} }
-
 // gain is the fraction by which a point must exceed the best previous one to count as
 // better.
 const gain = 0.02
@@ -44,21 +41,19 @@ const stalls = 2
 // measured and may help. ok is false if there is none. left is the number of
 // remaining cells, including that one; later points may exclude more of them.
 //
-// A cell cannot help in two cases:
+// A cell cannot help in three cases:
 //
+//   - The model answers wrongly at the share of its processes.
 //   - A point with no more processes, no larger batch and no smaller share ran out
 //     of memory. (A share in percent always has all of the device's memory.)
 //   - More processes, a larger batch or a larger share has not increased
 //     throughput by gain for the last stalls points, all else being equal. More
 //     processes and a larger batch would only take longer and hold more memory. A
 //     larger share would only be taken from other functions.
-func next(grid profile.Sweep, unit profile.Unit, points []profile.Point, skip map[Cell]bool) (cell Cell, left int, ok bool) {
-	done := make(map[Cell]bool, len(points))
-	for _, p := range points {
-		done[cellOf(p)] = true
-	}
-	for _, c := range Cells(grid) {
-		if done[c] || skip[c] || !helps(unit, points, c) {
+func next(p *profile.Profile, skip map[Cell]bool) (cell Cell, left int, ok bool) {
+	for _, c := range Cells(*p.Header.Sweep) {
+		_, done := p.Find(c.Share, c.Batch, c.Processes)
+		if done || skip[c] || p.Header.AnswersWrongly(c.Share, c.Processes) || !helps(p.Header.Unit, p.Points, c) {
 			continue
 		}
 		if left++; left == 1 {

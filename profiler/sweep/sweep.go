@@ -58,6 +58,8 @@ type Report struct {
 	// Saved counts the cells of the grid that were not measured because they could not
 	// help.
 	Saved int
+	// Wrong counts the cells of the grid at whose shares the model answers wrongly.
+	Wrong int
 	// Left are the cells that the load could not fill. Late are those for which
 	// Options.Budget left no time.
 	Left, Late []Cell
@@ -92,7 +94,10 @@ func Run(ctx context.Context, runner Runner, o Options) (r Report, err error) {
 		}
 	}
 	s.countLeft()
-	if len(p.Points) == 0 {
+	switch {
+	case len(p.Points) == 0 && len(p.Header.Wrong) > 0:
+		return r, fmt.Errorf("no point could be measured: %w at all of these shares; choose other --shares", ErrWrongAnswers)
+	case len(p.Points) == 0:
 		return r, fmt.Errorf("no point could be measured: %w; choose smaller --batches (a batch of 1 is always full)", errNotFilled)
 	}
 	if !p.Header.Complete {
@@ -116,7 +121,7 @@ type sweep struct {
 // next returns the next cell to measure, and the number of remaining cells including
 // it. ok is false if there is none.
 func (s *sweep) next() (c Cell, remaining int, ok bool) {
-	return next(*s.Header.Sweep, s.Header.Unit, s.report.Profile.Points, s.left)
+	return next(&s.report.Profile, s.left)
 }
 
 // step measures the next cell, or leaves it out. more is false if there is none.
@@ -140,21 +145,27 @@ func (s *sweep) step(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	s.longest = max(s.longest, s.Elapsed()-began)
-	if ended.Left != nil {
+	switch {
+	case errors.Is(ended.Left, ErrWrongAnswers):
+		p.Header.Wrong = append(p.Header.Wrong, profile.Wrong{Share: c.Share, Processes: c.Processes})
+		p.Header.LoadBound = slices.DeleteFunc(p.Header.LoadBound, func(q profile.LoadBound) bool { return p.Header.AnswersWrongly(q.Share, q.Processes) })
+		p.Header.Unsteady = slices.DeleteFunc(p.Header.Unsteady, func(q profile.Unsteady) bool { return p.Header.AnswersWrongly(q.Share, q.Processes) })
+		p.Points = slices.DeleteFunc(p.Points, func(q profile.Point) bool { return p.Header.AnswersWrongly(q.Share, q.Processes) })
+	case ended.Left != nil:
 		s.left[c] = true
-	} else {
+	default:
 		add(p, ended)
 		s.report.New++
-		if err := save(s.File, *p); err != nil {
-			return false, err
-		}
+	}
+	if err := save(s.File, *p); err != nil {
+		return false, err
 	}
 	_, remaining, _ = s.next()
 	s.notify(c, remaining, &ended)
 	return true, nil
 }
 
-// measure measures a cell. ended.Left is set if the load does not fill it.
+// measure measures a cell. ended.Left is set if the load does not fill it, or the model answers wrongly.
 func (s *sweep) measure(ctx context.Context, c Cell) (ended Ended, err error) {
 	ended.Point = profile.Point{Share: c.Share, Batch: c.Batch, Processes: c.Processes}
 	ended.Measured, err = measure(ctx, s.runner, ruleOf(*s.Header.Sweep), c)
@@ -163,7 +174,7 @@ func (s *sweep) measure(ctx context.Context, c Cell) (ended Ended, err error) {
 		return ended, context.Cause(ctx)
 	case errors.Is(err, ErrOutOfMemory):
 		ended.Point.OOM = true
-	case errors.Is(err, errNotFilled):
+	case errors.Is(err, errNotFilled), errors.Is(err, ErrWrongAnswers):
 		ended.Left = err
 	case err != nil:
 		return ended, fmt.Errorf("measure share %d, batch %d, %d processes: %w", c.Share, c.Batch, c.Processes, err)
@@ -184,14 +195,16 @@ func (s *sweep) notify(c Cell, remaining int, ended *Ended) {
 func (s *sweep) countLeft() {
 	r := s.report
 	for _, c := range Cells(*s.Header.Sweep) {
-		if _, found := r.Profile.Find(c.Share, c.Batch, c.Processes); !found && !s.left[c] {
-			r.Saved++
-		}
+		_, found := r.Profile.Find(c.Share, c.Batch, c.Processes)
 		switch {
+		case r.Profile.Header.AnswersWrongly(c.Share, c.Processes):
+			r.Wrong++
 		case s.late[c]:
 			r.Late = append(r.Late, c)
 		case s.left[c]:
 			r.Left = append(r.Left, c)
+		case !found:
+			r.Saved++
 		}
 	}
 }

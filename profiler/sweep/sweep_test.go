@@ -366,6 +366,50 @@ func TestLoadBound(t *testing.T) {
 	}
 }
 
+// At 30 % of one process no batch is right, at 10 % only those of 4 are wrong: a node that may use 4 does not serve at
+// 10 % at all.
+func TestWrongAnswers(t *testing.T) {
+	f, o := newFake(), options(t)
+	o.Header.Sweep.Processes = []int{1, 2, 3}
+	f.broken = map[Cell]error{{30, 1, 1}: ErrWrongAnswers, {10, 4, 1}: fmt.Errorf("%w at 10 %%", ErrWrongAnswers)}
+	ctx, interrupt := context.WithCancel(t.Context())
+	f.at, f.interrupt = 100, interrupt
+	if _, err := Run(ctx, f, o); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	f.at = -1
+	r := run(t, f, o)
+	for _, p := range r.Profile.Points {
+		if each := p.Share / p.Processes; p.Share%p.Processes == 0 && (each == 10 || each == 30) {
+			t.Errorf("%+v is in the profile", p)
+		}
+	}
+	if want := []profile.Wrong{{Share: 30, Processes: 1}, {Share: 10, Processes: 1}}; !slices.Equal(r.Profile.Header.Wrong, want) {
+		t.Errorf("wrong are %+v, want %+v", r.Profile.Header.Wrong, want)
+	}
+	for _, c := range f.started {
+		if c.Share == 30*c.Processes && c != (Cell{30, 1, 1}) {
+			t.Errorf("%+v was started", c)
+		}
+	}
+	var table strings.Builder
+	r.WriteTable(&table)
+	// With three batch sizes: 10 and 30 with one process, 20 and 60 with two, 30 and 90 with three.
+	if want := "18 points left out because the model answers wrongly there: 30 % with 1 processes, 10 % with 1 processes\n"; !strings.Contains(table.String(), want) {
+		t.Errorf("table\n%s\nwant %s", &table, want)
+	}
+	if n := len(r.Profile.Points) + r.Saved + r.Wrong; n != len(Cells(*o.Header.Sweep)) {
+		t.Errorf("%d cells are accounted for, want all", n)
+	}
+
+	f, o = newFake(), options(t)
+	o.Header.Sweep.Shares, o.Header.Sweep.Processes = []int{30}, []int{1}
+	f.broken = map[Cell]error{{30, 1, 1}: ErrWrongAnswers}
+	if _, err := Run(t.Context(), f, o); !errors.Is(err, ErrWrongAnswers) || !strings.Contains(err.Error(), "choose other --shares") {
+		t.Errorf("nothing is right: %v", err)
+	}
+}
+
 func TestSmallModel(t *testing.T) {
 	t.Run("never busy", func(t *testing.T) {
 		f, o := newFake(), options(t)
@@ -483,10 +527,11 @@ func TestEarlyStopParvaGPU(t *testing.T) {
 	odd := map[string]float64{"mobilenetv2": 0.40, "densenet121": 0.15, "bert": 0.25}
 	all, measured := 0, 0
 	for model, p := range profiles {
-		grid := profile.Sweep{Shares: []int{1, 2, 3, 4, 7}, Batches: []int{1, 2, 4, 8, 16, 32, 64, 128, 256}, Processes: []int{1, 2, 3, 4, 5}}
-		var got []profile.Point
+		got := profile.Profile{Header: profile.Header{Unit: profile.GPCs, Sweep: &profile.Sweep{
+			Shares: []int{1, 2, 3, 4, 7}, Batches: []int{1, 2, 4, 8, 16, 32, 64, 128, 256}, Processes: []int{1, 2, 3, 4, 5},
+		}}}
 		for {
-			c, _, ok := next(grid, profile.GPCs, got, nil)
+			c, _, ok := next(&got, nil)
 			if !ok {
 				break
 			}
@@ -494,16 +539,16 @@ func TestEarlyStopParvaGPU(t *testing.T) {
 			if !ok {
 				t.Fatalf("%s has no %+v", model, c)
 			}
-			got = append(got, q)
+			add(&got, Ended{Point: q, Measured: Measured{Stable: true}})
 		}
-		all, measured = all+len(p.Points), measured+len(got)
+		all, measured = all+len(p.Points), measured+len(got.Points)
 		most := 0.05
 		if m, ok := odd[model]; ok {
 			most = m
 		}
 		for _, q := range p.Points {
 			best := 0.0
-			for _, g := range got {
+			for _, g := range got.Points {
 				if g.Share <= q.Share && g.Latency <= q.Latency {
 					best = max(best, g.Total())
 				}

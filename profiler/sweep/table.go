@@ -3,6 +3,7 @@ package sweep
 import (
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -34,6 +35,13 @@ func (r *Report) WriteTable(w io.Writer) {
 	}
 	if n := len(h.LoadBound); n > 0 {
 		fmt.Fprintf(w, "%d points are bounded by the load: the model waits for pictures, so they show the throughput of the node\n", n)
+	}
+	if r.Wrong > 0 {
+		var shares []string
+		for _, wrong := range h.Wrong {
+			shares = append(shares, fmt.Sprintf("%s with %d processes", shareText(h.Unit, wrong.Share), wrong.Processes))
+		}
+		fmt.Fprintf(w, "%d points left out because the model answers wrongly there: %s\n", r.Wrong, strings.Join(shares, ", "))
 	}
 	if n := len(r.Late); n > 0 {
 		fmt.Fprintf(w, "%d points left out: --quick had no time for them\n", n)

@@ -2,13 +2,21 @@ package e2e
 
 import (
 	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/profiler"
+	"github.com/penstock/penstock/profiler/sweep"
 )
 
 // wrongOnH200 are numbers of multiprocessors on which an H200 answers f16 models wrongly.
@@ -45,6 +53,36 @@ functions:
 	for name, in := range rightly(t, second) {
 		if p := active(in); p.Generation != 1 || in.LastFailure != nil {
 			t.Errorf("%s: %+v, want its first process to serve", name, in)
+		}
+	}
+}
+
+// A profile leaves out the percentages at which the model answers wrongly, also if an earlier start knows them.
+func TestProfileWrongPercentages(t *testing.T) {
+	card, err := models.ReadCard(nodetest.Card(t, "digest", small))
+	must.OK(t, err)
+	for _, e := range append(withGPU(t, true), "XDG_CACHE_HOME="+t.TempDir(), "PENSTOCK_NULL=wrong="+wrongOnH200) {
+		name, value, _ := strings.Cut(e, "=")
+		t.Setenv(name, value)
+	}
+	grid := profile.Sweep{Shares: []int{10, 30, 50}, Batches: []int{1}, Processes: []int{1, 2},
+		WindowSeconds: 0.1, PrecisionPercent: 50, MinWindows: 4, MaxWindows: 4, Quick: true}
+	p, err := profiler.New(longContext(t), profiler.Options{
+		Setup: testbed.Setup{Binary: penstock, Device: "cuda"}, Card: card, Scale: profiler.PercentScale(), Grid: grid,
+	})
+	must.OK(t, err)
+	defer p.Close()
+	for _, start := range []string{"first", "second"} {
+		r, err := sweep.Run(longContext(t), p, sweep.Options{File: filepath.Join(t.TempDir(), "digest.csv"), Header: profile.Header{
+			Version: profile.Version, Model: "digest", Device: "cuda", Unit: profile.Percent, Total: 100, Sweep: &grid,
+		}})
+		must.OK(t, err)
+		// One process has 12, 38 or 66 multiprocessors, each of two 8, 18 or 32.
+		if want := []profile.Wrong{{Share: 30, Processes: 1}, {Share: 30, Processes: 2}}; !slices.Equal(r.Profile.Header.Wrong, want) {
+			t.Errorf("%s: wrong are %+v, want %+v", start, r.Profile.Header.Wrong, want)
+		}
+		if len(r.Profile.Points)+len(r.Left) != 4 {
+			t.Errorf("%s: points %+v, left out %v; want 10 and 50 %%", start, r.Profile.Points, r.Left)
 		}
 	}
 }
