@@ -242,7 +242,9 @@ type InstanceStatus struct {
 	WholeDevice  bool    `json:"whole,omitempty"`
 	// SMGroups are the groups of multiprocessors ordered for the instance; empty if its share
 	// is a percentage.
-	SMGroups  []int           `json:"sm_groups,omitempty"`
+	SMGroups []int `json:"sm_groups,omitempty"`
+	// Held says why no process of the instance may serve; empty: they may.
+	Held      string          `json:"held,omitempty"`
 	Processes []ProcessStatus `json:"processes"`
 	// LastFailure describes the last process that failed; nil if none has.
 	LastFailure *ProcessFailure `json:"last_failure,omitempty"`

@@ -229,3 +229,115 @@ func TestRemoveWhileMoving(t *testing.T) {
 		t.Errorf("desired %+v, want nothing left of it", b.told.Processes)
 	}
 }
+
+// onDevice reports whether a function serves on a device.
+func (b *nodeBed) onDevice(name, device string) bool {
+	in := b.instance(name, 0)
+	q := in.pair.Active()
+	return q != nil && q.State == control.Active && q.Device == device
+}
+
+// When a device is lost, its functions move by priority as far as there is room, with the requests that wait.
+func TestLostDevice(t *testing.T) {
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	b := newTwoGPUs(t)
+	b.turns()
+	first, second, stays := named("first", 30), named("second", 30), named("stays", 60)
+	stays.Priority, second.Priority = 1, 2
+	must.OK(t, b.add(stays))
+	must.OK(t, b.instance("stays", 0).move(b.devices[1]))
+	must.OK(t, b.add(first))
+	must.OK(t, b.add(second))
+	b.turns()
+	if !b.onDevice("first", "cuda") || !b.onDevice("second", "cuda") || !b.onDevice("stays", "cuda:1") {
+		t.Fatalf("processes %+v", b.told.Processes)
+	}
+	f, process := b.consumer("second")
+	s := f.dial()
+	for tag := range uint64(4) {
+		s.Send(tag)
+	}
+	slots := process.Await(4)
+	process.Start(slots[:1])
+
+	b.lost = map[string]string{"cuda": "NVML: GPU is lost"}
+	turns := 0
+	for b.report(); !b.onDevice("second", "cuda:1"); b.turn() {
+		if turns++; turns > 8 {
+			t.Fatalf("%+v does not serve on the other device", b.processes("second"))
+		}
+	}
+	_, next := b.consumer("second")
+	next.Answer(next.Recover(nil), nil)
+	failed := 0
+	for _, status := range s.Statuses(4) {
+		if status == client.StatusFailed {
+			failed++
+		} else if status != client.StatusOK {
+			t.Errorf("a request is %v", status)
+		}
+	}
+	if failed != 1 {
+		t.Errorf("%d requests failed, want the one that had been started", failed)
+	}
+	if err := b.Ready(); err == nil || !strings.Contains(err.Error(), "first (cuda: device is lost: NVML: GPU is lost; cuda:1: share is 30 %") || strings.Contains(err.Error(), "second") {
+		t.Errorf("Ready is %v, want that it names the function that waits", err)
+	}
+	if got := b.status("first").Instances[0]; !strings.Contains(got.Held, "GPU is lost") || len(got.Processes) != 0 {
+		t.Errorf("status %+v, want why it is held, and no process", got)
+	}
+	s.Send(9)
+	waiting := (&bed{b.functions.find("first"), t}).dial()
+	waiting.Send(1)
+	if e := waiting.Next(); e.Status != client.StatusBusy {
+		t.Errorf("a request of the held function is %v, want busy", e.Status)
+	}
+	next.Answer(next.Await(1), nil)
+	if faults := b.devices[0].faults.count; faults != 0 || b.functions.find("second").held != "" {
+		t.Errorf("%d faults, held %q; want nothing blamed", faults, b.functions.find("second").held)
+	}
+
+	// Another function leaves room, and the first starts. The others stay where they are when the device returns.
+	must.OK(t, b.remove("second"))
+	b.turns()
+	b.turns()
+	if !b.onDevice("first", "cuda:1") {
+		t.Errorf("%+v, want the first function in the room that another left", b.processes("first"))
+	}
+	must.OK(t, b.Ready())
+}
+
+// A device that returns gets its functions back that had no room elsewhere.
+func TestDeviceReturns(t *testing.T) {
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
+	b.turns()
+	b.lost = map[string]string{"cuda": "it was unplugged"}
+	b.turns()
+	if len(b.told.Processes) != 0 || b.Ready() == nil {
+		t.Fatalf("desired %+v on a lost device", b.told.Processes)
+	}
+	b.lost = nil
+	b.turns()
+	b.serves("a")
+	must.OK(t, b.Ready())
+	if s := b.status("a").Instances[0]; s.Held != "" || len(s.Processes) != 2 {
+		t.Errorf("status %+v, want a process and its shadow", s)
+	}
+}
+
+// The device to which an instance moves, or that it leaves, may be lost meanwhile.
+func TestLostWhileMoving(t *testing.T) {
+	for _, c := range []struct {
+		lost string
+		on   int
+	}{{"cuda", 1}, {"cuda:1", 0}} {
+		b, in := newMover(t)
+		must.OK(t, in.move(b.devices[1]))
+		b.turn()
+		b.lost = map[string]string{c.lost: "it was unplugged"}
+		b.turns()
+		b.turns()
+		b.runsOn("a", c.on)
+	}
+}

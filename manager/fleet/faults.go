@@ -200,10 +200,7 @@ func (fl *Fleet) forgetFaults(name string) {
 func (f *function) hold(d time.Duration) {
 	f.held = "held back for " + d.String() + ": it was the first to lose the device too often"
 	f.log.Error().Dur("for_ms", d).Msg("function held back: it was the first to lose the device again; its requests are answered busy")
-	f.port.Drain()
-	for _, in := range f.instances {
-		in.pair.Hold(true)
-	}
+	f.applyHolds()
 }
 
 // release ends hold.
@@ -213,10 +210,5 @@ func (f *function) release() {
 	}
 	f.held = ""
 	f.log.Warn().Msg("function released after it was held back")
-	if !f.removing {
-		f.port.Resume()
-	}
-	for _, in := range f.instances {
-		in.pair.Hold(false)
-	}
+	f.applyHolds()
 }

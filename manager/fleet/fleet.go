@@ -142,6 +142,7 @@ func (fl *Fleet) Close() {
 // state if that changed.
 func (fl *Fleet) Step() {
 	fl.judge()
+	fl.rescue()
 	fl.decide(occasion{})
 	fl.functions.eachInstance(func(in *instance) {
 		if in.device().Device.Known { // shares and memory of processes depend on it
@@ -169,8 +170,9 @@ func (fl *Fleet) Observe(o control.Observed) {
 		fl.log.Info().Str("orchestrator", o.OrchestratorID).Int("cpus", o.CPUs).Msg("orchestrator connected")
 	}
 	for _, d := range fl.devices {
+		d.noteLoss(o.Device(d.Device.Name).Lost)
 		d.decide(occasion{observed: &o})
-		if d.Device.MPS {
+		if d.Device.MPS && d.lost == "" {
 			d.noteLost(o.Processes)
 		}
 	}
@@ -242,14 +244,14 @@ func (fl *Fleet) Ready() error {
 		return errors.New("draining")
 	}
 	for _, d := range fl.devices {
-		if !d.Device.Known && len(fl.functions) > 0 {
+		if !d.Device.Known && d.lost == "" && len(fl.functions) > 0 {
 			return fmt.Errorf("the orchestrator has not found device %s yet; see its log", d.Device.Name)
 		}
 	}
 	var waits []string
 	for _, f := range fl.functions {
 		if !f.instances.serving() && !f.removing && !f.trial.running() {
-			waits = append(waits, strings.TrimSuffix(f.name+" ("+cmp.Or(f.held, f.instances.failure())+")", " ()"))
+			waits = append(waits, strings.TrimSuffix(f.name+" ("+cmp.Or(f.instances.held(), f.instances.failure())+")", " ()"))
 		}
 	}
 	if len(waits) > 0 {

@@ -41,6 +41,7 @@ type function struct {
 	removeBy time.Time  // when the manager stops waiting for answers
 	gone     chan error // closed when the function is removed: its name and its port are free
 	held     string     // why the function is held back; "" if it is not
+	refuses  bool       // the port refuses requests, because no process may serve
 	trial    *trial     // nil once it has served, and for functions of the configuration
 
 	// For status and metrics.
@@ -186,7 +187,7 @@ func (f *function) watch() {
 		f.camera.note(&requests, f.log)
 	}
 	now := runclock.Now()
-	if f.held != "" && f.port.Pending() > 0 {
+	if f.refuses && f.port.Pending() > 0 {
 		f.port.GiveUp()
 	}
 	for _, in := range f.instances {

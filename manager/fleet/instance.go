@@ -40,6 +40,7 @@ type instance struct {
 	ran                     *models.Card // of the process that has the ring; nil: none has had it
 	reported                reported
 	orders                  map[string]*orders // of package sharing, by device
+	unplaced                string             // why no device can run it; empty: one can
 	suspected               time.Time          // when its batch last ran as its worker died; zero: never
 	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
 	stoppedSince time.Duration
@@ -76,7 +77,8 @@ func (in *instance) step() {
 	change := in.device().Change(&in.fleet.cfg, in.f.config)
 	in.pair.InPlace = change == configs.ChangeInPlace || change == configs.ChangePartition || change == configs.ChangeNone
 	in.pair.Restart = change == configs.ChangeRestart
-	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" // a shadow would fill host memory per member
+	// In a worker, a shadow would fill host memory per member. On a lost device it cannot start.
+	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" || in.device().lost != ""
 	for _, c := range in.pair.Step() {
 		switch c.Kind {
 		case pair.SetEpoch:
@@ -124,10 +126,10 @@ func (in *instance) reclaim(generation uint32) {
 
 // status describes the instance for users. Decider.Status of package sharing adds its part of the device.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{LastFailure: in.failures.last}
+	s := control.InstanceStatus{LastFailure: in.failures.last, Held: in.held()}
 	for _, q := range in.pair.Processes() {
 		s.Processes = append(s.Processes, control.ProcessStatus{
-			Generation: q.Generation, PID: in.processes.known(q.Generation).pid, Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
+			Generation: q.Generation, PID: in.processes.known(q.Generation).pid, Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.held()),
 		})
 	}
 	return s

@@ -34,9 +34,11 @@ type nodeBed struct {
 	gpu *control.GPU
 	// second is the GPU of the node's second device, "cuda:1"; nil: there is none.
 	second *control.GPU
-	gone   bool // the orchestrator has stopped reporting
-	stuck  bool // no process moves to other groups
-	small  bool // no process gets more batch sizes
+	// lost is why devices are lost, by name.
+	lost  map[string]string
+	gone  bool // the orchestrator has stopped reporting
+	stuck bool // no process moves to other groups
+	small bool // no process gets more batch sizes
 	// needs returns the minimum number of groups for a process's model; nil: any number.
 	needs func(victim) int
 	// wrong reports whether a function's model answers wrongly at an MPS percentage; nil: never.
@@ -343,8 +345,15 @@ func (b *nodeBed) report() {
 	if b.second != nil {
 		o.Devices = append(o.Devices, control.ObservedDevice{Device: "cuda:1", Mechanism: b.mechanism, GPU: b.second})
 	}
+	for i := range o.Devices {
+		o.Devices[i].Lost = b.lost[o.Devices[i].Device]
+	}
 	for _, v := range b.sorted() {
 		p := b.fakes[v]
+		if why := b.lost[p.device]; why != "" && !p.state.Ended() {
+			p.lost = true
+			p.die(control.Failed, why)
+		}
 		seen := control.ObservedProcess{
 			IF: v.IF, Instance: v.Instance, Generation: v.generation, Device: p.device, State: p.state,
 			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, InfeasibleGroups: p.unfit,

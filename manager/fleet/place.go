@@ -3,6 +3,9 @@ package fleet
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/manager/policy/pair"
@@ -15,6 +18,9 @@ import (
 //
 // Meanwhile both devices count the instance, each with the share that it gives it there. The queue with its waiting
 // requests stays.
+//
+// A device that is lost ends all processes there. Its instances move at once; they start from scratch, because no shadow
+// is elsewhere. Those without room on another device are held until there is room, or until the device returns.
 
 // place returns the device for another function: of those with room for it, the one with most left, or else the fewest
 // instances.
@@ -22,6 +28,9 @@ func (fl *Fleet) place(c configs.Function) (best *device, err error) {
 	full := make([]error, 0, len(fl.devices))
 	for _, d := range fl.devices {
 		if err := d.fits(c); err != nil {
+			if len(fl.devices) > 1 {
+				err = fmt.Errorf("%s: %w", d.Device.Name, err)
+			}
 			full = append(full, err)
 			continue
 		}
@@ -37,6 +46,9 @@ func (fl *Fleet) place(c configs.Function) (best *device, err error) {
 
 // fits returns an error if there is no room for another function on the device.
 func (d *device) fits(c configs.Function) error {
+	if d.lost != "" {
+		return fmt.Errorf("device is lost: %s", d.lost)
+	}
 	s := d.snapshot(nil, occasion{})
 	return d.Fits(&s, c)
 }
@@ -50,4 +62,87 @@ func (in *instance) move(to *device) error {
 	in.pair.Move(to.Device.Name)
 	in.fleet.decide(occasion{}) // it has a share there before its first process
 	return nil
+}
+
+// noteLoss records whether the device can run anything.
+func (d *device) noteLoss(why string) {
+	switch {
+	case d.lost == "" && why != "":
+		d.log.Error().Str("device", d.Device.Name).Str("reason", why).Msg("device is lost; its functions move to other devices")
+	case d.lost != "" && why == "":
+		d.log.Warn().Str("device", d.Device.Name).Msg("device is back")
+	}
+	d.lost = why
+}
+
+// rescue moves the instances of lost devices to others, those of the highest priority first.
+func (fl *Fleet) rescue() {
+	var lost []*instance
+	fl.functions.eachInstance(func(in *instance) {
+		if in.device().lost != "" && !in.f.removing {
+			lost = append(lost, in)
+		} else {
+			in.unplaced = ""
+		}
+	})
+	slices.SortStableFunc(lost, func(a, b *instance) int { return cmp.Compare(b.f.config.Priority, a.f.config.Priority) })
+	for _, in := range lost {
+		c := in.f.config
+		c.Instances = 1
+		to, err := fl.place(c)
+		if err == nil {
+			err = in.move(to)
+		}
+		if err == nil {
+			in.unplaced = ""
+			continue
+		}
+		why := strings.ReplaceAll(err.Error(), "\n", "; ")
+		if in.unplaced == "" {
+			in.log.Error().Str("reason", why).Msg("instance is held: its device is lost")
+		}
+		in.unplaced = why
+	}
+	for _, d := range fl.devices {
+		if d.lost != "" {
+			d.eachInstance(func(in *instance) { in.pair.Leave(d.Device.Name) })
+		}
+	}
+	for _, f := range fl.functions {
+		f.applyHolds()
+	}
+}
+
+// applyHolds lets processes serve, unless the function is held back or their instance has no device. If none may serve, the
+// port refuses requests.
+func (f *function) applyHolds() {
+	refuses := true
+	for _, in := range f.instances {
+		held := in.held() != ""
+		if in.pair.Held() != held {
+			in.pair.Hold(held)
+		}
+		refuses = refuses && held
+	}
+	if f.removing || refuses == f.refuses {
+		return
+	}
+	if f.refuses = refuses; refuses {
+		f.port.Drain()
+	} else {
+		f.port.Resume()
+	}
+}
+
+// held returns why no process of the instance may serve; empty: they may.
+func (in *instance) held() string { return cmp.Or(in.f.held, in.unplaced) }
+
+// held returns why an instance may not serve; empty: all may.
+func (list instances) held() string {
+	for _, in := range list {
+		if why := in.held(); why != "" {
+			return why
+		}
+	}
+	return ""
 }

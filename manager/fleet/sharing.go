@@ -31,6 +31,7 @@ type device struct {
 	started   time.Time
 	log       zerolog.Logger
 	seen      []sharing.Function // of the last snapshot that was decided about; the next one uses its memory
+	lost      string             // why the device can run nothing any more; empty: it works
 	faults    faults
 }
 

@@ -273,6 +273,9 @@ func reasons(f *control.FunctionStatus) []string {
 		all = append(all, fmt.Sprintf("processes killed because a request had no answer after %v ms (hang_timeout): %d", f.HangTimeoutMillis, f.Hangs))
 	}
 	for i := range f.Instances {
+		if held := f.Instances[i].Held; held != "" && !slices.Contains(all, held) {
+			all = append(all, held)
+		}
 		for _, p := range f.Instances[i].Processes {
 			if p.Reason != "" && !slices.Contains(all, p.Reason) {
 				all = append(all, p.Reason)
