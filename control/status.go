@@ -24,6 +24,8 @@ type Status struct {
 	Sandbox string      `json:"sandbox"`
 	Device  *GPU        `json:"device,omitempty"`
 	Faults  FaultStatus `json:"faults"`
+	// Devices are the node's, in the order of Desired.Devices.
+	Devices []DeviceStatus `json:"devices"`
 	// Lab lists the settings, for comparisons, that make the node differ from its default
 	// (configs.Lab), as JSON. It is empty if there are none.
 	Lab string `json:"lab,omitempty"`
@@ -39,6 +41,20 @@ type Status struct {
 	Functions    []FunctionStatus `json:"functions"`
 	// Workers are those of the configuration, also workers without members.
 	Workers []WorkerStatus `json:"workers,omitempty"`
+}
+
+// DeviceStatus is the state of one of the node's devices.
+type DeviceStatus struct {
+	// Name is as in Desired.Devices.
+	Name string `json:"name"`
+	// Mechanism is ObservedDevice.Mechanism. GPU is nil on a CPU.
+	Mechanism string      `json:"mechanism"`
+	GPU       *GPU        `json:"gpu,omitempty"`
+	Faults    FaultStatus `json:"faults"`
+	// NeedsPercent is the sum of the needs of its instances. Above 90 it cannot keep all objectives.
+	NeedsPercent float64 `json:"needs_percent,omitempty"`
+	// Lost is ObservedDevice.Lost.
+	Lost string `json:"lost,omitempty"`
 }
 
 // WorkerStatus is the status of a worker.
@@ -236,6 +252,8 @@ type GuaranteeStatus struct {
 
 // InstanceStatus is the status of one instance of a function.
 type InstanceStatus struct {
+	// Device is the name of the device that it should run on.
+	Device string `json:"device"`
 	// WholeDevice: the instance has no share, and may use the whole device, as all others may.
 	// SharePercent is then 100.
 	SharePercent float64 `json:"share_percent"`

@@ -62,7 +62,14 @@ func TestPlaceByGuarantee(t *testing.T) {
 			t.Errorf("%s runs on %s", name, in.device().Device.Name)
 		}
 	}
-	for _, f := range b.page().Functions {
+	page := b.page()
+	if d := page.Devices; len(d) != 2 || d[0].Name != "cuda" || d[1].GPU.UUID != "GPU-2" || d[1].Mechanism != sharing.MechanismMPS {
+		t.Errorf("the status has the devices %+v", d)
+	}
+	for i, f := range page.Functions {
+		if got := f.Instances[0].Device; got != b.devices[i%2].Device.Name {
+			t.Errorf("%s runs on %s in the status", f.Name, got)
+		}
 		if f.Guarantee == nil || f.Guarantee.Percent != 45 {
 			t.Errorf("%s has the guarantee %+v, want half of what a device guarantees", f.Name, f.Guarantee)
 		}

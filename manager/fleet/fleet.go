@@ -281,6 +281,13 @@ func (fl *Fleet) Snapshot() (s observe.Snapshot) {
 		NeedsPercent:  fl.devices[0].NeedsPercent(),
 		Configuration: fl.file.status, Functions: []control.FunctionStatus{}, Workers: fl.functions.workersStatus(fl.cfg.Workers),
 	}
+	for _, d := range fl.devices {
+		seen := fl.orchestrator.observed.Device(d.Device.Name)
+		s.Status.Devices = append(s.Status.Devices, control.DeviceStatus{
+			Name: d.Device.Name, Mechanism: seen.Mechanism, GPU: d.Device.GPU, Faults: control.FaultStatus{Count: d.faults.count},
+			NeedsPercent: d.NeedsPercent(), Lost: seen.Lost,
+		})
+	}
 	for _, f := range fl.functions {
 		stats := f.port.Stats()
 		s.Status.Functions = append(s.Status.Functions, f.status(&stats))

@@ -126,7 +126,7 @@ func (in *instance) reclaim(generation uint32) {
 
 // status describes the instance for users. Decider.Status of package sharing adds its part of the device.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{LastFailure: in.failures.last, Held: in.held()}
+	s := control.InstanceStatus{Device: in.pair.Device(), LastFailure: in.failures.last, Held: in.held()}
 	for _, q := range in.pair.Processes() {
 		s.Processes = append(s.Processes, control.ProcessStatus{
 			Generation: q.Generation, PID: in.processes.known(q.Generation).pid, Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.held()),
