@@ -112,7 +112,6 @@ func BenchmarkPort(b *testing.B) {
 	p, err := NewPort(s.sources(), testOptions(1))
 	must.OK(b, err)
 	q := p.Queue(0)
-	q.SetWeight(100)
 	p.Start(discard{})
 	c := datapathtest.Attach(b, q, p.Geometry(), 1)
 	q.HandOver(1)

@@ -59,7 +59,7 @@ func gvsp(block uint64) *cameratest.GVSP {
 // another address.
 func TestCamera(t *testing.T) {
 	answers := newAnswerReceiver(t)
-	b := newHarnessOn(t, open(t, loopback(), 1), gvspOptions(answers.address()), 100)
+	b := newHarnessOn(t, open(t, loopback(), 1), gvspOptions(answers.address()))
 	c, camera := b.owner(0, 1), b.dialRaw()
 	for _, block := range []uint64{0xffff, 1} {
 		for _, p := range gvsp(block).Packets() {
@@ -92,7 +92,7 @@ func TestCamera(t *testing.T) {
 
 // TestPictureOfCamera copies a camera's picture for the page.
 func TestPictureOfCamera(t *testing.T) {
-	b := newHarnessOn(t, open(t, loopback(), 1), gvspOptions(netip.AddrPort{}), 100)
+	b := newHarnessOn(t, open(t, loopback(), 1), gvspOptions(netip.AddrPort{}))
 	b.SetPictures(time.Nanosecond)
 	c, camera := b.owner(0, 1), b.dialRaw()
 	for _, p := range gvsp(6).Packets() {
@@ -110,7 +110,7 @@ func TestIncompletePicture(t *testing.T) {
 	answers := newAnswerReceiver(t)
 	o := gvspOptions(answers.address())
 	o.Gather = 10 * time.Millisecond
-	b := newHarnessOn(t, open(t, loopback(), 1), o, 100)
+	b := newHarnessOn(t, open(t, loopback(), 1), o)
 	camera := b.dialRaw()
 	for _, p := range gvsp(3).Packets()[:3] {
 		camera.Write(p)
@@ -125,7 +125,7 @@ func TestOverduePicture(t *testing.T) {
 	answers := newAnswerReceiver(t)
 	o := gvspOptions(answers.address())
 	o.Objective = 20 * time.Millisecond
-	b := newHarnessOn(t, open(t, loopback(), 1), o, 100)
+	b := newHarnessOn(t, open(t, loopback(), 1), o)
 	c, camera := b.owner(0, 1), b.dialRaw()
 	for _, p := range gvsp(4).Packets() {
 		camera.Write(p)
@@ -148,7 +148,7 @@ func TestLossyCamera(t *testing.T) {
 	o := testOptions(1)
 	o.LargestPicture, o.Gather = 4*width*height, 2*time.Second
 	o.Camera = &cameras.Reader{Format: cameras.GVSP, Largest: o.LargestPicture}
-	b := newHarnessOn(t, open(t, network, 1), o, 100)
+	b := newHarnessOn(t, open(t, network, 1), o)
 	b.SetPictures(time.Nanosecond)
 	c := b.owner(0, 1)
 	camera := must.Get(cameratest.NewCamera(netip.MustParseAddrPort("127.0.57.1:3956"), b.LocalAddr(), 0.01))(t)
@@ -188,7 +188,7 @@ func TestLossyCamera(t *testing.T) {
 
 // TestCameraWithoutReceiver sends no answer: it is only counted.
 func TestCameraWithoutReceiver(t *testing.T) {
-	b := newHarnessOn(t, open(t, loopback(), 1), gvspOptions(netip.AddrPort{}), 100)
+	b := newHarnessOn(t, open(t, loopback(), 1), gvspOptions(netip.AddrPort{}))
 	c, camera := b.owner(0, 1), b.dialRaw()
 	for _, p := range gvsp(5).Packets() {
 		camera.Write(p)

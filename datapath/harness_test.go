@@ -58,26 +58,23 @@ func wrap(s *Sources, wrapper func(s ingest.Source) ingest.Source) *Sources {
 	return s
 }
 
-// newHarness runs a port with one queue per weight on a kernel socket. When the test ends, every
+// newHarness runs a port with so many queues on a kernel socket. When the test ends, every
 // accepted request must have been answered, and its memory freed.
-func newHarness(t testing.TB, weights ...float64) *harness {
+func newHarness(t testing.TB, queues int) *harness {
 	t.Helper()
-	return newHarnessOn(t, open(t, loopback(), 1), testOptions(len(weights)), weights...)
+	return newHarnessOn(t, open(t, loopback(), 1), testOptions(queues))
 }
 
 // newHarnessOn is newHarness over these sources, with these options.
-func newHarnessOn(t testing.TB, s *Sources, o Options, weights ...float64) *harness {
+func newHarnessOn(t testing.TB, s *Sources, o Options) *harness {
 	t.Helper()
-	return newObservedHarness(t, s, o, discard{}, weights...)
+	return newObservedHarness(t, s, o, discard{})
 }
 
-func newObservedHarness(t testing.TB, s *Sources, o Options, observer Observer, weights ...float64) *harness {
+func newObservedHarness(t testing.TB, s *Sources, o Options, observer Observer) *harness {
 	t.Helper()
 	p, err := NewPort(s, o)
 	must.OK(t, err)
-	for i, weight := range weights {
-		p.Queue(i).SetWeight(weight)
-	}
 	p.Start(observer)
 	b := &harness{p, t}
 	t.Cleanup(func() {

@@ -113,7 +113,7 @@ func hostilePeers(t *testing.T, seed uint64) {
 	})
 	o := testOptions(2)
 	o.Objective, o.Gather = 200*time.Millisecond, 20*time.Millisecond
-	b := newHarnessOn(t, &Sources{All: []ingest.Source{faulty}, Close: source.CloseSlab}, o, 60, 40)
+	b := newHarnessOn(t, &Sources{All: []ingest.Source{faulty}, Close: source.CloseSlab}, o)
 	for i, q := range b.queues {
 		c := b.consumer(i, 1)
 		q.HandOver(1)
@@ -165,7 +165,7 @@ func hostilePeers(t *testing.T, seed uint64) {
 func TestReceiveError(t *testing.T) {
 	source := memorySource(t)
 	broken := &brokenSource{Source: source}
-	b := newHarnessOn(t, &Sources{All: []ingest.Source{broken}, Close: func() error { return nil }}, testOptions(1), 100)
+	b := newHarnessOn(t, &Sources{All: []ingest.Source{broken}, Close: func() error { return nil }}, testOptions(1))
 	c := b.owner(0, 1)
 	b.eventually("the source has failed", func() bool { return broken.failed.Load() > 0 })
 	for i := range 3 {

@@ -23,7 +23,7 @@ const overdueObjective = 60 * time.Millisecond
 func newOverdueHarness(t *testing.T) *harness {
 	o := testOptions(1)
 	o.Objective, o.Gather = overdueObjective, overdueObjective/4
-	b := newHarnessOn(t, open(t, loopback(), 1), o, 100)
+	b := newHarnessOn(t, open(t, loopback(), 1), o)
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
 	go func() {

@@ -62,7 +62,6 @@ func overrunNode(t testing.TB, pause, objective time.Duration, slots, buffer int
 	p, err := NewPort(slow, o)
 	must.OK(t, err)
 	q := p.Queue(0)
-	q.SetWeight(100)
 	p.Start(discard{})
 	c := datapathtest.Attach(t, q, p.Geometry(), 1)
 	q.HandOver(1)

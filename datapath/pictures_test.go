@@ -35,7 +35,7 @@ func (b *harness) ask(c *datapathtest.Process, s *datapathtest.Client, tag uint6
 }
 
 func TestPictures(t *testing.T) {
-	b := newHarness(t, 100)
+	b := newHarness(t, 1)
 	c, s := b.owner(0, 1), b.dial()
 	box := wire.AppendBoxes(nil, []wire.Box{{Class: 3, Score: 0.5, X1: 1, Y1: 1}})
 	b.ask(c, s, 1, wire.StatusOK, box)
@@ -83,7 +83,7 @@ func (s halfFull) Stats() ingest.Stats {
 
 func TestPicturesHalfFullSlab(t *testing.T) {
 	sources := wrap(open(t, loopback(), 1), func(s ingest.Source) ingest.Source { return halfFull{s} })
-	b := newHarnessOn(t, sources, testOptions(1), 100)
+	b := newHarnessOn(t, sources, testOptions(1))
 	c, s := b.owner(0, 1), b.dial()
 	b.SetPictures(time.Nanosecond)
 	for tag := range uint64(3) {
@@ -95,7 +95,7 @@ func TestPicturesHalfFullSlab(t *testing.T) {
 }
 
 func TestPicturesAllocations(t *testing.T) {
-	b := newHarness(t, 100)
+	b := newHarness(t, 1)
 	turn := &replyTurn{queue: b.queues[0], port: b.Port}
 	origin, result := &aggregate.Origin{}, &wire.Result{Status: wire.StatusOK, Kind: wire.KindBoxes}
 	payload := make([]byte, 10*wire.BoxSize)

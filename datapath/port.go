@@ -102,12 +102,13 @@ type Port struct {
 	pictures      atomic.Pointer[pictures] // nil: none are copied
 	pictureNumber atomic.Uint64
 
-	// mu guards the next four fields and the queues' requests: receive threads publish requests,
+	// mu guards the next five fields and the queues' requests: receive threads publish requests,
 	// reply threads end them. It is held for the requests that one burst completed. Its holder never
 	// blocks: its one system call wakes a sleeping process.
 	mu        adaptive.Mutex
 	flights   []flight // by slot
 	ended     uint64   // requests that were complete and have been answered
+	pace      pace     // of all queues
 	objective time.Duration
 	// owners has, for each slot in flight, the receiver whose aggregator holds it. Threads
 	// write it under mu. The reply thread that has the slot's answer reads it without.

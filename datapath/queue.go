@@ -23,10 +23,10 @@ type Queue struct {
 	stopped atomic.Bool // tells the reply thread to end
 
 	// Guarded by Port.mu.
-	inFlight int     // requests
-	serving  bool    // a process has the ring
-	weight   float64 // for the choice among queues
-	arrivals int     // requests since the queue was made
+	inFlight int  // requests
+	serving  bool // a process has the ring
+	pace     pace
+	arrivals int // requests since the queue was made
 	window   Window
 	// The reply thread answers for processes that cannot: requests that these generations had
 	// started, and requests that have waited since before expireBefore.
@@ -76,13 +76,6 @@ func (q *Queue) Owner() uint32 { return q.channel.Owner() }
 func (q *Queue) SetServing(serving bool) {
 	q.port.mu.Lock()
 	q.serving = serving
-	q.port.mu.Unlock()
-}
-
-// SetWeight sets the queue's part of the requests, in relation to the other queues' weights.
-func (q *Queue) SetWeight(weight float64) {
-	q.port.mu.Lock()
-	q.weight = weight
 	q.port.mu.Unlock()
 }
 

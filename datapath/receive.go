@@ -116,7 +116,7 @@ func (p *Port) publish(r *receiver, slots []uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, slot := range slots {
-		q, request := p.leastLoaded(), p.table.Request(slot)
+		q, request := p.soonest(), p.table.Request(slot)
 		p.flights[slot] = flight{queue: q, since: now + extraTime(request, p.objective)}
 		p.owners[slot].Store(uint32(r.index))
 		q.inFlight++
@@ -127,17 +127,21 @@ func (p *Port) publish(r *receiver, slots []uint32) {
 	}
 }
 
-// leastLoaded returns the queue with the fewest requests for its weight, among those that have a
-// process. The caller holds mu.
-func (p *Port) leastLoaded() *Queue {
-	q := p.queues[0]
-	for _, other := range p.queues[1:] {
-		if other.serving && !q.serving ||
-			other.serving == q.serving && float64(other.inFlight+1)*q.weight < float64(q.inFlight+1)*other.weight {
-			q = other
+// soonest returns the queue that will answer another request first, among those that have a process. On ties it is the
+// one with the fewest requests. The caller holds mu.
+func (p *Port) soonest() *Queue {
+	best := p.queues[0]
+	for _, q := range p.queues[1:] {
+		switch at, first := q.answersIn(), best.answersIn(); {
+		case q.serving != best.serving:
+			if q.serving {
+				best = q
+			}
+		case at < first || at == first && q.inFlight < best.inFlight:
+			best = q
 		}
 	}
-	return q
+	return best
 }
 
 // finish releases memory that is no longer needed, and sends the messages to clients.

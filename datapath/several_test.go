@@ -82,7 +82,7 @@ type reply struct {
 func TestSeveralSources(t *testing.T) {
 	const sources, clients, each, answered = 3, 9, 60, 8
 	ports := newSeveralPorts(t, sources, 4<<20)
-	b := newHarnessOn(t, ports.open(), testOptions(2), 60, 40)
+	b := newHarnessOn(t, ports.open(), testOptions(2))
 	c := []*datapathtest.Process{b.owner(0, 1), b.consumer(1, 1)}
 	b.queues[1].HandOver(1)
 	c[1].TakeRing()
@@ -168,7 +168,7 @@ func TestEvictOldest(t *testing.T) {
 	if n, err := ports.of(0).Receive(ballast, 1); n != len(ballast) || err != nil {
 		t.Fatalf("received %d, %v", n, err)
 	}
-	b := newHarnessOn(t, ports.open(), testOptions(1), 100)
+	b := newHarnessOn(t, ports.open(), testOptions(1))
 	ports.fragment(0, 0, 0) // the oldest, of source 0
 	b.eventually("it has begun", func() bool { return b.Requests().Gathering == 1 })
 	filled := uint32(0)
@@ -204,7 +204,7 @@ func TestSeveralSockets(t *testing.T) {
 	const sockets, clients, each = 3, 24, 12
 	n := loopback().(kernelNetwork)
 	n.options.SlabBytes, n.options.RecvBuffer = sockets<<20, 1<<20
-	b := newHarnessOn(t, open(t, n, sockets), testOptions(1), 100)
+	b := newHarnessOn(t, open(t, n, sockets), testOptions(1))
 	c := b.owner(0, 1)
 	b.queues[0].SetServing(true)
 	if n := len(b.receivers); n != sockets {
@@ -262,7 +262,7 @@ func TestEvictOldestOfPart(t *testing.T) {
 	n.options.SlabBytes, n.options.RecvBuffer = sockets*slab.MinBytes, 1<<20
 	o := testOptions(1)
 	o.RequestBytes = 128 * 128 * 3 // 48 fragments
-	b := newHarnessOn(t, open(t, n, sockets), o, 100)
+	b := newHarnessOn(t, open(t, n, sockets), o)
 	full := make([]byte, o.RequestBytes)
 	// Each socket begins a picture and does not finish it. The picture of the quiet socket
 	// is the older one.

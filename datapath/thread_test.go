@@ -16,8 +16,8 @@ import (
 func TestLockThread(t *testing.T) {
 	before := runtime.GOMAXPROCS(1)
 	defer runtime.GOMAXPROCS(before)
-	newHarness(t, 50, 50) // a receive thread and two reply threads
-	added := newHarness(t, 25, 25, 25)
+	newHarness(t, 2) // a receive thread and two reply threads
+	added := newHarness(t, 3)
 	const threads = 3 + 4
 	added.eventually("there is a place for each thread, and some to spare", func() bool { return runtime.GOMAXPROCS(0) >= threads+spareProcs })
 }

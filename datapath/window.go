@@ -75,17 +75,19 @@ func (w *Window) Arrive(r shm.Request) {
 // Answer counts an answered request of a function with that objective. A request that was
 // answered late without inference would have exceeded its objective by an unknown amount. It
 // counts as more than the objective, so that a function that rejects requests does not seem to
-// have just met it.
-func (w *Window) Answer(r shm.Request, result shm.Result, now int64, objective time.Duration) {
+// have just met it. busy is what it adds to Busy.
+func (w *Window) Answer(r shm.Request, result shm.Result, now int64, objective time.Duration) (busy time.Duration) {
 	latency := time.Duration(now - r.Complete)
 	switch wire.Status(result.Status) {
 	case wire.StatusOK:
 		latency = max(0, time.Duration(result.Inferred-r.Complete)-extraTime(r, objective))
 		w.Ran++
-		w.Busy += w.running.alone(result.Dispatched, result.Inferred) / time.Duration(max(1, result.Batch))
+		busy = w.running.alone(result.Dispatched, result.Inferred) / time.Duration(max(1, result.Batch))
+		w.Busy += busy
 	case wire.StatusLate:
 		latency = max(latency, lateFactor*objective)
 	}
 	w.latencies[w.Answered%keptLatencies] = latency
 	w.Answered++
+	return busy
 }

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -220,9 +219,7 @@ func (in *instance) ordersOn(d *device) *orders {
 
 // followShare gives the next process the share that was decided for its device.
 func (in *instance) followShare() {
-	share := in.ordersOn(in.device()).share
-	in.pair.SetShare(share)
-	in.queue.SetWeight(cmp.Or(share, 100))
+	in.pair.SetShare(in.ordersOn(in.device()).share)
 }
 
 // fill adds to a desired process its role and its part of the device. A process that should serve and must wait
