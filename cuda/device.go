@@ -16,7 +16,7 @@ type Device struct {
 }
 
 // Devices lists the GPUs that this process can see (CUDA_VISIBLE_DEVICES), in the
-// driver's order. It makes no context. Any goroutine may call it.
+// driver's order. Of all MIG instances, CUDA shows one to a process. It makes no context. Any goroutine may call it.
 func Devices() ([]Device, error) {
 	if err := Open(); err != nil {
 		return nil, err
@@ -39,14 +39,18 @@ func Devices() ([]Device, error) {
 		if _, err := with(cuDeviceGetName, &name, buffer, uint64(len(name)), handle); err != nil {
 			return nil, err
 		}
-		devices[i] = Device{ordinal: i, handle: handle, name: untilZero(name[:]), uuid: fmt.Sprintf("GPU-%x-%x-%x-%x-%x",
-			uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:])}
+		devices[i] = Device{ordinal: i, handle: handle, name: untilZero(name[:])}
+		kind := "GPU"
+		if strings.Contains(devices[i].name, " MIG ") {
+			kind = "MIG"
+		}
+		devices[i].uuid = fmt.Sprintf("%s-%x-%x-%x-%x-%x", kind, uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:])
 	}
 	return devices, nil
 }
 
 // Find returns the device with a name. "cuda" is the first, "cuda:1" the second. Any
-// other name is a UUID, "GPU-…", or a unique prefix of one. If there is no such
+// other name is a UUID, "GPU-…" or "MIG-…", or a unique prefix of one. If there is no such
 // device, the error is ErrNoDevice and lists the devices.
 func Find(name string) (Device, error) {
 	devices, err := Devices()
@@ -93,8 +97,8 @@ func list(devices []Device) string {
 // Ordinal is the device's index among those that this process can see.
 func (d Device) Ordinal() int { return d.ordinal }
 
-// UUID identifies the GPU in every process. It is "GPU-" and 32 hexadecimal digits in
-// five groups, as in nvidia-smi.
+// UUID identifies the GPU in every process. It is "GPU-", or "MIG-" for an instance, and 32
+// hexadecimal digits in five groups, as in nvidia-smi.
 func (d Device) UUID() string { return d.uuid }
 
 // Name is the product name: "NVIDIA H200".

@@ -11,6 +11,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // ErrUnavailable is returned by Open if there is no NVML: no library, no driver, or a
@@ -47,12 +48,15 @@ type Session interface {
 	// Driver returns the version of the kernel's driver, and the newest CUDA version
 	// that it supports (13000 is 13.0).
 	Driver() (version string, cuda int, err error)
-	// Devices lists the GPUs, in the order of their PCI addresses.
+	// Devices lists the GPUs that work, in the order of their PCI addresses.
 	Devices() ([]Device, error)
-	// Usage returns the device's present memory and load.
+	// Instances lists the MIG instances, in the order of their GPUs. A driver without MIG has none.
+	Instances() ([]Instance, error)
+	// Usage returns the present memory and load of a GPU or of an instance, whose load the driver does not report.
 	Usage(uuid string) (Usage, error)
 	// Processes lists the processes that hold a context on the device, in the order of
-	// their ids, each once. It includes the clients of MPS and the MPS server.
+	// their ids, each once. It includes the clients of MPS and the MPS server. For an instance, a driver may list none,
+	// and not know their memory.
 	Processes(uuid string) ([]Process, error)
 }
 
@@ -66,6 +70,22 @@ type Device struct {
 	// MIG: the GPU is divided by hardware, and CUDA cannot open a device by its UUID.
 	MIG bool
 }
+
+// Instance is a part of a GPU in MIG mode, which a process uses as a device of its own.
+type Instance struct {
+	UUID string // "MIG-…"
+	GPU  string // the UUID of its GPU
+	// Name is the GPU's with the profile of the instance: "NVIDIA H200 MIG 3g.71gb".
+	Name        string
+	SMs         int
+	MemoryBytes int64
+}
+
+// MIGName separates the name of a GPU from that of the profile in the name of an instance. CUDA uses the same names.
+const MIGName = " MIG "
+
+// IsInstance reports whether a UUID is that of a MIG instance.
+func IsInstance(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }
 
 // ComputeMode says which processes may make contexts on a device (nvmlComputeMode_t of
 // nvml.h). Only root can set it, and Penstock never does.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	lib "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -70,6 +71,7 @@ func newSession(l lib.Interface, path string) (Session, error) {
 	s.mps = hasSymbol("nvmlDeviceGetMPSComputeRunningProcesses")
 	s.mig = hasSymbol("nvmlDeviceGetMigMode")
 	s.cuda2 = hasSymbol("nvmlSystemGetCudaDriverVersion_v2")
+	s.instances = s.mig && hasSymbol("nvmlDeviceGetMigDeviceHandleByIndex") && hasSymbol("nvmlDeviceGetAttributes_v2")
 	for _, symbol := range []string{"nvmlDeviceGetCount_v2", "nvmlDeviceGetComputeRunningProcesses"} {
 		if !hasSymbol(symbol) {
 			return nil, fmt.Errorf("%w: %s has no %s", ErrUnavailable, path, symbol)
@@ -79,8 +81,9 @@ func newSession(l lib.Interface, path string) (Session, error) {
 }
 
 type session struct {
-	l                        lib.Interface
-	memory2, mps, mig, cuda2 bool // which of the newer functions the driver has
+	l lib.Interface
+	// Which of the newer functions the driver has.
+	memory2, mps, mig, cuda2, instances bool
 }
 
 // refused turns the library's return value into an error.
@@ -108,27 +111,87 @@ func (s *session) Driver() (string, int, error) {
 	return version, cuda, refused("nvmlSystemGetCudaDriverVersion", "", ret)
 }
 
-func (s *session) Devices() ([]Device, error) {
+func (s *session) Devices() (devices []Device, err error) {
+	err = s.each(func(h lib.Device) error {
+		d, err := s.device(h)
+		if err == nil {
+			devices = append(devices, d)
+		}
+		return err
+	})
+	return devices, err
+}
+
+// each calls f for each GPU that works and that this process may use.
+func (s *session) each(f func(lib.Device) error) error {
 	n, ret := s.l.DeviceGetCount()
 	if err := refused("nvmlDeviceGetCount", "", ret); err != nil {
-		return nil, err
+		return err
 	}
-	var devices []Device
 	for i := range n {
 		h, ret := s.l.DeviceGetHandleByIndex(i)
-		if ret == lib.ERROR_NO_PERMISSION {
-			continue // this container sees the GPU but may not use it
+		if ret == lib.ERROR_NO_PERMISSION || ret == lib.ERROR_GPU_IS_LOST {
+			continue // in a container, a GPU may be visible and not permitted
 		}
 		if err := refused("nvmlDeviceGetHandleByIndex", "", ret); err != nil {
-			return nil, err
+			return err
 		}
-		d, err := s.device(h)
-		if err != nil {
-			return nil, err
+		if err := f(h); err != nil {
+			return err
 		}
-		devices = append(devices, d)
 	}
-	return devices, nil
+	return nil
+}
+
+func (s *session) Instances() (list []Instance, err error) {
+	if !s.instances {
+		return nil, nil
+	}
+	err = s.each(func(h lib.Device) error {
+		d, err := s.device(h)
+		if err != nil || !d.MIG {
+			return err
+		}
+		n, ret := h.GetMaxMigDeviceCount()
+		if err := refused("nvmlDeviceGetMaxMigDeviceCount", d.UUID, ret); err != nil {
+			return err
+		}
+		for i := range n {
+			h, ret := h.GetMigDeviceHandleByIndex(i)
+			if ret == lib.ERROR_NOT_FOUND {
+				continue // the GPU is divided into fewer
+			}
+			if err := refused("nvmlDeviceGetMigDeviceHandleByIndex", d.UUID, ret); err != nil {
+				return err
+			}
+			in, err := s.instance(h, d)
+			if err != nil {
+				return err
+			}
+			list = append(list, in)
+		}
+		return nil
+	})
+	return list, err
+}
+
+// instance describes an instance of a GPU.
+func (s *session) instance(h lib.Device, gpu Device) (Instance, error) {
+	in := Instance{GPU: gpu.UUID}
+	var ret lib.Return
+	if in.UUID, ret = h.GetUUID(); ret != lib.SUCCESS {
+		return in, refused("nvmlDeviceGetUUID", gpu.UUID, ret)
+	}
+	a, ret := h.GetAttributes()
+	if err := refused("nvmlDeviceGetAttributes", in.UUID, ret); err != nil {
+		return in, err
+	}
+	in.SMs, in.MemoryBytes = int(a.MultiprocessorCount), int64(a.MemorySizeMB)<<20
+	// A driver may name the GPU only.
+	if in.Name, ret = h.GetName(); ret != lib.SUCCESS || !strings.Contains(in.Name, MIGName) {
+		in.Name = fmt.Sprintf("%s%s%dg.%dgb", gpu.Name, MIGName, a.GpuInstanceSliceCount, a.MemorySizeMB>>10)
+	}
+	return in, nil
 }
 
 func (s *session) device(h lib.Device) (Device, error) {
@@ -221,6 +284,9 @@ func (s *session) Processes(uuid string) ([]Process, error) {
 		}
 	}
 	list, ret := h.GetComputeRunningProcesses()
+	if ret == lib.ERROR_NOT_SUPPORTED && IsInstance(uuid) {
+		return nil, nil
+	}
 	if err := refused("nvmlDeviceGetComputeRunningProcesses", uuid, ret); err != nil {
 		return nil, err
 	}

@@ -48,7 +48,10 @@ func build(t *testing.T, flags ...string) string {
 	return path
 }
 
-const first, second = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
+const (
+	first, second = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
+	instance      = "MIG-33333333-0000-0000-0000-000000000000"
+)
 
 func TestSession(t *testing.T) {
 	runInChild(t, build(t), func(t *testing.T, s Session) {
@@ -78,6 +81,16 @@ func TestSession(t *testing.T) {
 		if p, err = s.Processes(second); err != nil || len(p) != 0 {
 			t.Errorf("processes of an idle device: %+v, %v", p, err)
 		}
+		in, err := s.Instances()
+		if want := (Instance{UUID: instance, GPU: second, Name: "Fake Two MIG 3g.69gb", SMs: 60, MemoryBytes: 71000 << 20}); err != nil || !slices.Equal(in, []Instance{want}) {
+			t.Errorf("instances %+v, %v", in, err)
+		}
+		if u, err = s.Usage(instance); err != nil || u.TotalBytes != 1000 {
+			t.Errorf("usage of an instance: %+v, %v", u, err)
+		}
+		if p, err = s.Processes(instance); err != nil || len(p) != 0 {
+			t.Errorf("processes that the driver does not list: %+v, %v", p, err)
+		}
 	})
 }
 
@@ -94,6 +107,9 @@ func TestOldDriver(t *testing.T) {
 		}
 		if p, err := s.Processes(first); err != nil || !slices.Equal(p, []Process{{PID: 500, UsedBytes: 30}}) {
 			t.Errorf("processes %+v, %v", p, err)
+		}
+		if in, err := s.Instances(); err != nil || len(in) != 0 {
+			t.Errorf("instances %+v, %v", in, err)
 		}
 	})
 }
@@ -121,7 +137,7 @@ func TestErrors(t *testing.T) {
 		}
 		for name, f := range ask {
 			os.Setenv("FAKE_NVML_REFUSE", name)
-			os.Setenv("FAKE_NVML_STATUS", "15") // the code for a lost GPU
+			os.Setenv("FAKE_NVML_STATUS", "999")
 			err := f()
 			var refusal *Error
 			if !errors.As(err, &refusal) || !strings.Contains(strings.TrimSuffix(name, "_v2"), strings.TrimSuffix(refusal.Op, "_v2")) {

@@ -1,5 +1,5 @@
 // A management library for machines without a GPU: two devices, the first with an
-// MPS server and one client on it. It answers as nvml.h says, lacks what a driver
+// MPS server and one client on it, the second with a MIG instance. It answers as nvml.h says, lacks what a driver
 // of 2017 lacks when built with -DOLD, and refuses what the environment variable
 // FAKE_NVML_REFUSE names, with the status in FAKE_NVML_STATUS.
 #include <stdio.h>
@@ -10,9 +10,10 @@ typedef int status; // nvmlReturn_t
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7 };
 
 struct device { const char *uuid, *name; };
-static struct device devices[2] = {
+static struct device devices[3] = {
 	{"GPU-11111111-0000-0000-0000-000000000000", "Fake One"},
 	{"GPU-22222222-0000-0000-0000-000000000000", "Fake Two"},
+	{"MIG-33333333-0000-0000-0000-000000000000", "Fake Two"}, // an instance
 };
 typedef struct device *handle;
 
@@ -47,7 +48,7 @@ status nvmlDeviceGetHandleByIndex_v2(unsigned i, handle *d) {
 }
 status nvmlDeviceGetHandleByUUID(const char *uuid, handle *d) {
 	ANSWER;
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < 3; i++)
 		if (!strcmp(uuid, devices[i].uuid)) { *d = &devices[i]; return OK; }
 	return strncmp(uuid, "GPU-", 4) ? INVALID : NOT_FOUND;
 }
@@ -87,6 +88,18 @@ status nvmlDeviceGetComputeRunningProcesses(handle d, unsigned *n, struct proces
 static const struct process all[] = {{700, ~0ull, ~0u, ~0u}, {500, 30, ~0u, ~0u}}, clients[] = {{700, 100, ~0u, ~0u}};
 status nvmlSystemGetCudaDriverVersion(int *v) { ANSWER; *v = 13000; return OK; }
 status nvmlSystemGetCudaDriverVersion_v2(int *v) { ANSWER; *v = 13000; return OK; }
+struct attributes { unsigned sms, engines[5], slices, computes; unsigned long long mib; };
+status nvmlDeviceGetMaxMigDeviceCount(handle d, unsigned *n) { ANSWER; *n = 7; return OK; }
+status nvmlDeviceGetMigDeviceHandleByIndex(handle d, unsigned i, handle *out) {
+	ANSWER;
+	*out = &devices[2];
+	return i == 2 ? OK : NOT_FOUND;
+}
+status nvmlDeviceGetAttributes_v2(handle d, struct attributes *a) {
+	ANSWER;
+	a->sms = 60, a->slices = 3, a->mib = 71000;
+	return OK;
+}
 status nvmlDeviceGetMigMode(handle d, unsigned *now, unsigned *next) { ANSWER; *now = *next = d != devices; return OK; }
 status nvmlDeviceGetMemoryInfo_v2(handle d, struct memory2 *m) {
 	ANSWER;
@@ -96,6 +109,7 @@ status nvmlDeviceGetMemoryInfo_v2(handle d, struct memory2 *m) {
 }
 status nvmlDeviceGetComputeRunningProcesses_v3(handle d, unsigned *n, struct process *p) {
 	ANSWER;
+	if (d == &devices[2]) return NOT_SUPPORTED;
 	return d == devices ? list(all, 2, n, p) : list(all, 0, n, p);
 }
 status nvmlDeviceGetMPSComputeRunningProcesses_v3(handle d, unsigned *n, struct process *p) {

@@ -16,6 +16,7 @@ import (
 type Session struct {
 	mu        sync.Mutex
 	devices   []nvml.Device
+	instances []nvml.Instance
 	processes map[string][]nvml.Process
 	hidden    map[string]int64 // bytes in use without a listed process
 	refuse    error
@@ -29,6 +30,13 @@ var _ nvml.Session = (*Session)(nil)
 // New returns a machine with these devices, all idle.
 func New(devices ...nvml.Device) *Session {
 	return &Session{devices: devices, processes: map[string][]nvml.Process{}, hidden: map[string]int64{}, lost: map[string]error{}}
+}
+
+// Divide replaces the MIG instances of the machine.
+func (s *Session) Divide(instances ...nvml.Instance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.instances = instances
 }
 
 // Put adds a process to a device, or changes its memory.
@@ -100,11 +108,26 @@ func (s *Session) ask(op, uuid string) error {
 		s.mu.Unlock()
 		return &nvml.Error{Op: op, UUID: uuid, Err: err}
 	}
-	if uuid != "" && !slices.ContainsFunc(s.devices, func(d nvml.Device) bool { return d.UUID == uuid }) {
+	if _, known := s.memory(uuid); uuid != "" && !known {
 		s.mu.Unlock()
 		return &nvml.Error{Op: op, UUID: uuid, Err: nvml.ErrNoDevice}
 	}
 	return nil
+}
+
+// memory returns the memory of a GPU or an instance. s.mu is held.
+func (s *Session) memory(uuid string) (bytes int64, known bool) {
+	for _, d := range s.devices {
+		if d.UUID == uuid {
+			return d.MemoryBytes, true
+		}
+	}
+	for _, i := range s.instances {
+		if i.UUID == uuid {
+			return i.MemoryBytes, true
+		}
+	}
+	return 0, false
 }
 
 // Driver returns a version that no machine has.
@@ -125,14 +148,23 @@ func (s *Session) Devices() ([]nvml.Device, error) {
 	return slices.Clone(s.devices), nil
 }
 
+// Instances returns those of Divide.
+func (s *Session) Instances() ([]nvml.Instance, error) {
+	if err := s.ask("instances", ""); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	return slices.Clone(s.instances), nil
+}
+
 // Usage returns the sum of the processes' memory and what Hold uses.
 func (s *Session) Usage(uuid string) (nvml.Usage, error) {
 	if err := s.ask("usage", uuid); err != nil {
 		return nvml.Usage{}, err
 	}
 	defer s.mu.Unlock()
-	i := slices.IndexFunc(s.devices, func(d nvml.Device) bool { return d.UUID == uuid })
-	u := nvml.Usage{TotalBytes: s.devices[i].MemoryBytes, UsedBytes: s.hidden[uuid]}
+	total, _ := s.memory(uuid)
+	u := nvml.Usage{TotalBytes: total, UsedBytes: s.hidden[uuid]}
 	for _, p := range s.processes[uuid] {
 		u.UsedBytes += max(p.UsedBytes, 0)
 	}
