@@ -199,14 +199,22 @@ func Cache(dir string) (string, error) {
 	return "XDG_CACHE_HOME=" + filepath.Dir(folder), nil
 }
 
+// MIG divides a device into two instances, whose UUIDs are Instance(0) and Instance(1).
+func MIG(device int) Setting { return Setting("mig=" + strconv.Itoa(device)) }
+
 // UUID returns the UUID of a device.
-func UUID(device int) string {
+func UUID(device int) string { return uuid("GPU", device) }
+
+// Instance returns the UUID of a MIG instance.
+func Instance(i int) string { return uuid("MIG", maxDevices+i) }
+
+func uuid(kind string, number int) string {
 	b := make([]byte, 16)
 	for i := range b {
-		b[i] = byte(0x10*device + i)
+		b[i] = byte(0x10*number + i)
 	}
 	b[0] = 0xfa
-	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	return fmt.Sprintf("%s-%x-%x-%x-%x-%x", kind, b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // Condition is how a device is.

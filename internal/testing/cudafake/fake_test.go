@@ -211,6 +211,9 @@ func list() {
 		fmt.Printf("%s has %d SMs, %d MiB, %v\n", d.UUID(), p.SMs, p.MemoryBytes>>20, err)
 	}
 	s, err := nvml.Open()
+	if instances, err := s.Instances(); err == nil {
+		fmt.Printf("%+v\n", instances)
+	}
 	for i := 0; err == nil && i < 3; i++ {
 		var u nvml.Usage
 		u, err = s.Usage(cudafake.UUID(i))
@@ -254,6 +257,11 @@ func TestDevices(t *testing.T) {
 		{"visible", -1, []string{settings, visible + cudafake.UUID(2) + ",0"}, []string{third, first, "NVML: 1024"}},
 		{"prefix, and what hides the rest", -1, []string{settings, visible + "GPU-fa1,7,0"}, []string{second, "NVML: 1024"}},
 		{"none is visible", -1, []string{settings, visible}, []string{"NO_DEVICE", "NVML: 1024"}},
+		{"instances", -1, []string{cudafake.Env(cudafake.Devices(2), cudafake.MIG(0))},
+			[]string{cudafake.Instance(0) + " has 66 SMs, 512 MiB", second, "MIG 3g.0gb SMs:66 MemoryBytes:536870912} {UUID:" + cudafake.Instance(1) + " GPU:" + cudafake.UUID(0)}},
+		{"the first visible instance", -1, []string{cudafake.Env(cudafake.MIG(0)), visible + cudafake.Instance(1) + "," + cudafake.Instance(0)},
+			[]string{cudafake.Instance(1) + " has 66 SMs, 512 MiB"}},
+		{"a divided GPU", -1, []string{cudafake.Env(cudafake.MIG(0)), visible + cudafake.UUID(0)}, []string{"NO_DEVICE"}},
 		{"gone", 0, []string{settings}, []string{second, third, "NVML: 0 MiB", "GPU is lost"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -17,6 +17,7 @@
 //	devices=1 sms=132 memory=1073741824 version=13000
 //	                   devices are up to 8 GPUs. $PENSTOCK_FAKE_GPUS is their default number. GPU i
 //	                   has (8-i)/8 of the multiprocessors and of the memory of GPU 0
+//	mig=1              GPU 1 is divided into two MIG instances
 //	gpus=PATH          the condition of each GPU is in this file (struct condition)
 //	late=200us         every operation takes that long (us, ms, s)
 //	hold, release      streams stop before their next operation, and continue
@@ -38,7 +39,8 @@
 // crashes or uses another allocation's memory; here a launch of the graph loses the
 // device, even if the same addresses are in use again.
 //
-// A process sees the GPUs that $CUDA_VISIBLE_DEVICES lists when it calls cuInit. nvml.c has
+// A process sees the GPUs that $CUDA_VISIBLE_DEVICES lists when it calls cuInit, and one of
+// the MIG instances, which have numbers from MAX_GPUS on. nvml.c has
 // the management library, which shows all GPUs. What is not released, memory in use, and a
 // loss count for a process, not for a GPU.
 //
@@ -129,7 +131,7 @@ static struct accounts own, *accounts = &own;
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
-static int initialised, devices = 1, sms = 132, version = 13000, holding, lost;
+static int initialised, devices = 1, cut = -1, sms = 132, version = 13000, holding, lost;
 static int working;      // operations that are running
 static uint64_t losses;  // how often the device was lost; work queued before a loss is never done
 static int64_t memory_bytes = 1 << 30, late_ns, wave_ns;
@@ -190,7 +192,7 @@ struct description {
 
 static struct description *descriptions; // all that were ever made
 
-static struct context primary[MAX_GPUS];
+static struct context primary[MAX_GPUS + INSTANCES];
 static __thread struct context *current;
 
 struct module {
@@ -398,6 +400,8 @@ static int set_locked(const char *word) {
 		wave_ns = duration(value + 1);
 	else if (delay == NULL && strncmp(word, "devices=", 8) == 0)
 		devices = atoi(value + 1);
+	else if (delay == NULL && strncmp(word, "mig=", 4) == 0)
+		cut = atoi(value + 1);
 	else if (strncmp(word, "gpus=", 5) == 0)
 		watch_conditions(value + 1);
 	else if (delay == NULL && strncmp(word, "sms=", 4) == 0)
@@ -478,7 +482,7 @@ uint64_t fake_records(struct fake_record *out, uint64_t room) {
 
 // The settings that fake_reset restores.
 static const struct condition *first_conditions;
-static int first_devices, first_sms, first_version;
+static int first_devices, first_cut, first_sms, first_version;
 static int64_t first_memory_bytes, first_late_ns, first_wave_ns;
 static char first_turns[sizeof turns];
 static int first_flat;
@@ -495,7 +499,7 @@ __attribute__((constructor)) static void settings_of_environment(void) {
 		}
 	free(copy);
 	first_conditions = conditions;
-	first_devices = devices, first_sms = sms, first_version = version;
+	first_devices = devices, first_cut = cut, first_sms = sms, first_version = version;
 	first_memory_bytes = memory_bytes, first_late_ns = late_ns, first_wave_ns = wave_ns, first_flat = flat;
 	memcpy(first_turns, turns, sizeof turns);
 }
@@ -512,7 +516,7 @@ void fake_reset(void) {
 	}
 	loss();
 	conditions = first_conditions; // the file stays mapped
-	devices = first_devices, sms = first_sms, version = first_version;
+	devices = first_devices, cut = first_cut, sms = first_sms, version = first_version;
 	memory_bytes = first_memory_bytes, late_ns = first_late_ns, wave_ns = first_wave_ns, flat = first_flat;
 	memcpy(turns, first_turns, sizeof turns);
 	holding = lost = 0;
@@ -571,44 +575,61 @@ static int door(const char *name, enum need need) {
 
 // --- devices -----------------------------------------------------------------------
 
-static int gpu_sms(int gpu) { return sms - sms * gpu / MAX_GPUS / 2 * 2; }
+static int is_instance(int gpu) { return gpu >= MAX_GPUS; }
 
-static int64_t gpu_memory(int gpu) { return memory_bytes - memory_bytes / MAX_GPUS * gpu; }
+static int gpu_sms(int gpu) { return is_instance(gpu) ? gpu_sms(cut) / 4 * 2 : sms - sms * gpu / MAX_GPUS / 2 * 2; }
+
+static int64_t gpu_memory(int gpu) {
+	return is_instance(gpu) ? gpu_memory(cut) / INSTANCES : memory_bytes - memory_bytes / MAX_GPUS * gpu;
+}
+
+static const struct condition *condition(int gpu) { return &conditions[is_instance(gpu) ? cut : gpu]; }
 
 int fake_gpus(void) { return devices; }
 
+int fake_cut(void) { return cut; }
+
+int fake_gpu_sms(int gpu) { return gpu_sms(gpu); }
+
 int64_t fake_gpu_memory(int gpu) { return gpu_memory(gpu); }
 
-const struct condition *fake_condition(int gpu) { return &conditions[gpu]; }
+const struct condition *fake_condition(int gpu) { return condition(gpu); }
 
-void fake_gpu_uuid(int gpu, unsigned char bytes[16]) {
+static void gpu_uuid(int gpu, unsigned char bytes[16]) {
 	for (int i = 0; i < 16; i++)
 		bytes[i] = 0x10 * gpu + i;
 	bytes[0] = 0xfa;
 }
 
-void fake_gpu_name(int gpu, char *name, size_t bytes) { snprintf(name, bytes, "Penstock Fake %d", gpu); }
-
-void fake_gpu_text(int gpu, char text[UUID_BYTES]) {
-	unsigned char b[16];
-	char *at = text;
-	fake_gpu_uuid(gpu, b);
-	at += sprintf(at, "GPU-");
-	for (int i = 0; i < 16; i++)
-		at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", b[i]);
+void fake_gpu_name(int gpu, char *name, size_t bytes) {
+	if (is_instance(gpu))
+		snprintf(name, bytes, "Penstock Fake %d MIG 3g.%dgb", cut, (int)(gpu_memory(gpu) >> 30));
+	else
+		snprintf(name, bytes, "Penstock Fake %d", gpu);
 }
 
-static char *visible;         // $CUDA_VISIBLE_DEVICES at cuInit; NULL: all
+void fake_gpu_uuid(int gpu, char text[UUID_BYTES]) {
+	unsigned char b[16];
+	gpu_uuid(gpu, b);
+	text += sprintf(text, is_instance(gpu) ? "MIG-" : "GPU-");
+	for (int i = 0; i < 16; i++)
+		text += sprintf(text, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", b[i]);
+}
+
+static char *visible;        // $CUDA_VISIBLE_DEVICES at cuInit; NULL: all
 static int absent[MAX_GPUS]; // GPUs that were gone at cuInit
 
-// named returns the GPU of an entry of $CUDA_VISIBLE_DEVICES, -1 if there is none.
+// named returns the GPU of an entry of $CUDA_VISIBLE_DEVICES, -1 if there is none. A divided GPU is
+// named by its number, or by an instance.
 static int named(const char *entry) {
 	char *end, text[UUID_BYTES];
 	long number = strtol(entry, &end, 10);
 	if (*entry != 0 && *end == 0)
-		return number >= 0 && number < devices ? number : -1;
-	for (int gpu = 0; gpu < devices; gpu++) {
-		fake_gpu_text(gpu, text);
+		return number < 0 || number >= devices ? -1 : number == cut ? MAX_GPUS : number;
+	for (int gpu = 0; gpu < MAX_GPUS + INSTANCES; gpu++) {
+		if (is_instance(gpu) ? cut < 0 : gpu >= devices || gpu == cut)
+			continue;
+		fake_gpu_uuid(gpu, text);
 		if (strlen(entry) > 4 && strncasecmp(text, entry, strlen(entry)) == 0)
 			return gpu;
 	}
@@ -622,15 +643,17 @@ static int visible_gpus(int list[MAX_GPUS]) {
 	if (visible == NULL) {
 		for (int gpu = 0; gpu < devices; gpu++)
 			if (!absent[gpu])
-				list[n++] = gpu;
+				list[n++] = gpu == cut ? MAX_GPUS : gpu;
 		return n;
 	}
+	int divided = 0;
 	char *copy = strdup(visible), *rest = copy;
 	for (char *entry; (entry = strsep(&rest, ",")) != NULL && n < MAX_GPUS;) {
 		int gpu = named(entry);
-		if (gpu < 0 || absent[gpu])
+		if (gpu < 0 || absent[is_instance(gpu) ? cut : gpu])
 			break;
-		list[n++] = gpu;
+		if (!is_instance(gpu) || !divided++)
+			list[n++] = gpu;
 	}
 	free(copy);
 	return n;
@@ -644,7 +667,7 @@ static int gpu_at(CUdevice device) {
 
 // open_gpu takes as long as the GPU's condition says, and returns the code with which the GPU fails.
 static int open_gpu(int gpu) {
-	const struct condition *c = &conditions[gpu];
+	const struct condition *c = condition(gpu);
 	if (c->open_ns > 0) {
 		int64_t ns = c->open_ns;
 		pthread_mutex_unlock(&mu);
@@ -738,7 +761,7 @@ CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {
 CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) {
 	ENTER(INITIALISED);
 	GPU_OR_LEAVE(device);
-	fake_gpu_uuid(gpu, out->bytes);
+	gpu_uuid(gpu, out->bytes);
 	LEAVE(SUCCESS);
 }
 
@@ -1368,7 +1391,7 @@ static void work_locked(struct stream *s, struct op *op) {
 		lose(ILLEGAL_ADDRESS);
 		return;
 	}
-	const struct condition *c = s->context != NULL ? &conditions[s->context->gpu] : none;
+	const struct condition *c = s->context != NULL ? condition(s->context->gpu) : none;
 	if (c->gone || c->fault != 0) {
 		lose(c->gone ? LAUNCH_FAILED : c->fault);
 		return;

@@ -6,6 +6,7 @@
 #include "fake.h"
 
 #define MAX_GPUS 8
+#define INSTANCES 2 // of the GPU that is divided; their numbers follow those of the GPUs
 #define UUID_BYTES 41 // "GPU-", 32 digits in five groups, and a zero byte
 
 // The condition of a GPU. A test changes it in the file of the setting gpus, for all
@@ -17,10 +18,11 @@ struct condition {
 };
 
 int fake_gpus(void);
+int fake_cut(void); // the GPU that is divided, or -1
+int fake_gpu_sms(int gpu);
 int64_t fake_gpu_memory(int gpu);
 const struct condition *fake_condition(int gpu);
-void fake_gpu_uuid(int gpu, unsigned char bytes[16]);
-void fake_gpu_text(int gpu, char text[UUID_BYTES]); // the UUID
+void fake_gpu_uuid(int gpu, char text[UUID_BYTES]);
 void fake_gpu_name(int gpu, char *name, size_t bytes);
 
 #endif

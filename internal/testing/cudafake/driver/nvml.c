@@ -1,5 +1,6 @@
 // NVIDIA's management library without a GPU: the functions that package cuda/nvml calls, over
-// the GPUs of driver.c. No process is listed, and no memory is in use.
+// the GPUs of driver.c. No process is listed, and no memory is in use. For a MIG instance it
+// refuses to list processes, as a driver may.
 
 #define _GNU_SOURCE
 #include "gpus.h"
@@ -13,7 +14,7 @@ struct handle { int gpu; };
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
 
-static struct handle handles[MAX_GPUS] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+static struct handle handles[MAX_GPUS + INSTANCES] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}};
 
 #define LOST_OR(d) \
 	do { \
@@ -53,11 +54,16 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned i, nvmlDevice_t *out) {
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
-	for (int gpu = 0; gpu < fake_gpus(); gpu++) {
+	for (int gpu = 0; gpu < MAX_GPUS + INSTANCES; gpu++) {
 		char text[UUID_BYTES];
-		fake_gpu_text(gpu, text);
-		if (strcmp(text, uuid) == 0)
-			return nvmlDeviceGetHandleByIndex_v2(gpu, out);
+		if (gpu < MAX_GPUS ? gpu >= fake_gpus() : fake_cut() < 0)
+			continue;
+		fake_gpu_uuid(gpu, text);
+		if (strcmp(text, uuid) == 0) {
+			*out = &handles[gpu];
+			LOST_OR(*out);
+			return SUCCESS;
+		}
 	}
 	return NOT_FOUND;
 }
@@ -65,7 +71,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *out, unsigned room) {
 	char text[UUID_BYTES];
 	LOST_OR(d);
-	fake_gpu_text(d->gpu, text);
+	fake_gpu_uuid(d->gpu, text);
 	return copy(out, room, text);
 }
 
@@ -83,7 +89,32 @@ nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t d, int *out) {
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *now, unsigned *next) {
 	LOST_OR(d);
-	*now = *next = 0;
+	*now = *next = d->gpu == fake_cut();
+	return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned *out) {
+	LOST_OR(d);
+	*out = 7;
+	return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned i, nvmlDevice_t *out) {
+	LOST_OR(d);
+	if (d->gpu != fake_cut() || i >= INSTANCES)
+		return NOT_FOUND;
+	*out = &handles[MAX_GPUS + i];
+	return SUCCESS;
+}
+
+struct attributes { unsigned sms, engines[5], slices, compute_slices; unsigned long long mib; };
+
+nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t d, struct attributes *out) {
+	LOST_OR(d);
+	memset(out, 0, sizeof *out);
+	out->sms = fake_gpu_sms(d->gpu);
+	out->slices = out->compute_slices = 3;
+	out->mib = fake_gpu_memory(d->gpu) >> 20;
 	return SUCCESS;
 }
 
@@ -106,7 +137,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *c
 	(void)out;
 	LOST_OR(d);
 	*count = 0;
-	return SUCCESS;
+	return d->gpu < MAX_GPUS ? SUCCESS : NOT_SUPPORTED;
 }
 
 // go-nvml wants the first version, too, and calls the newest.
