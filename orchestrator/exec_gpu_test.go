@@ -19,7 +19,7 @@ import (
 )
 
 // fakeUUID is that of the driver's only GPU.
-const fakeUUID = "GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f"
+var fakeUUID = cudafake.UUID(0)
 
 // fakeGPUs installs a driver and an MPS that need no GPU, in a place that the test's
 // processes search.

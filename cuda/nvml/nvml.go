@@ -87,6 +87,30 @@ const MIGName = " MIG "
 // IsInstance reports whether a UUID is that of a MIG instance.
 func IsInstance(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }
 
+// FindInstance returns the instance with a UUID, or with a unique prefix of one.
+func FindInstance(s Session, name string) (Instance, error) {
+	all, err := s.Instances()
+	if err != nil {
+		return Instance{}, err
+	}
+	var found []Instance
+	there := "none"
+	for i, in := range all {
+		if text := fmt.Sprintf("%s (%s)", in.UUID, in.Name); i == 0 {
+			there = text
+		} else {
+			there += ", " + text
+		}
+		if len(name) <= len(in.UUID) && strings.EqualFold(in.UUID[:len(name)], name) {
+			found = append(found, in)
+		}
+	}
+	if len(found) != 1 {
+		return Instance{}, fmt.Errorf("%w: %d begin with %q; there is %s", ErrNoDevice, len(found), name, there)
+	}
+	return found[0], nil
+}
+
 // ComputeMode says which processes may make contexts on a device (nvmlComputeMode_t of
 // nvml.h). Only root can set it, and Penstock never does.
 type ComputeMode int

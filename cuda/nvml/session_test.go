@@ -85,6 +85,12 @@ func TestSession(t *testing.T) {
 		if want := (Instance{UUID: instance, GPU: second, Name: "Fake Two MIG 3g.69gb", SMs: 60, MemoryBytes: 71000 << 20}); err != nil || !slices.Equal(in, []Instance{want}) {
 			t.Errorf("instances %+v, %v", in, err)
 		}
+		if found, err := FindInstance(s, "mig-333"); err != nil || found.UUID != instance {
+			t.Errorf("found %+v, %v", found, err)
+		}
+		if _, err := FindInstance(s, "MIG-4"); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), instance+" (Fake Two MIG 3g.69gb)") {
+			t.Errorf("an unknown instance: %v", err)
+		}
 		if u, err = s.Usage(instance); err != nil || u.TotalBytes != 1000 {
 			t.Errorf("usage of an instance: %+v, %v", u, err)
 		}

@@ -76,6 +76,9 @@ type Here struct {
 }
 
 func (m Here) Find(name string) (Found, error) {
+	if nvml.IsInstance(name) {
+		return findInstance(name)
+	}
 	if err := StayOut(m.Dir); err != nil {
 		return Found{}, err
 	}
@@ -95,6 +98,19 @@ func (m Here) Find(name string) (Found, error) {
 		f.GroupSMs = split.GroupSMs()
 	}
 	return f, nil
+}
+
+// findInstance asks NVML, as CUDA shows a process only one of all MIG instances.
+func findInstance(name string) (Found, error) {
+	session, err := nvml.Open()
+	if err != nil {
+		return Found{}, err
+	}
+	in, err := nvml.FindInstance(session, name)
+	return Found{
+		UUID: in.UUID, Name: in.Name, SMs: in.SMs, MemoryBytes: in.MemoryBytes,
+		NoGroups: "the groups of a MIG instance are unknown",
+	}, err
 }
 
 func (Here) Session() (nvml.Session, error) { return nvml.Open() }

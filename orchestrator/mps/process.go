@@ -108,8 +108,9 @@ func Strangers(dir, uuid string) []Stranger {
 		}
 		s := Stranger{PID: pid, Folder: "?"}
 		if env := environOf(pid); env != nil {
-			if strings.HasPrefix(env["CUDA_VISIBLE_DEVICES"], "GPU-") && env["CUDA_VISIBLE_DEVICES"] != uuid {
-				continue // of another GPU
+			of := env["CUDA_VISIBLE_DEVICES"]
+			if of != uuid && (strings.HasPrefix(of, "GPU-") || strings.HasPrefix(of, "MIG-")) {
+				continue // of another GPU or instance
 			}
 			if s.Folder = env["CUDA_MPS_PIPE_DIRECTORY"]; s.Folder == "" {
 				s.Folder = "/tmp/nvidia-mps" // the program's default
