@@ -25,6 +25,7 @@ import (
 //	zero:"auto"                a word for the zero value; of a list, in place of all of it
 //	oneof:"a|b"                the only values
 //	pattern:"^[a-z]+$"         the only texts
+//	integers:"true"            a text may be written as an integer
 //	minItems, maxItems         bounds of a list's length; the other tags are about its elements
 //	elements:"x, y"            what they are, if their number is fixed
 //	unique:"true"              no element of a list occurs twice
@@ -64,7 +65,11 @@ func (k Key) isOptional() bool { return strings.Contains(k.Tag.Get("yaml"), ",om
 
 // Pattern returns the pattern that the key's text must match, or an empty string.
 func (k Key) Pattern() string {
-	if patterned, ok := reflect.Zero(k.Type).Interface().(interface{ Pattern() string }); ok {
+	t := k.Type
+	if t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if patterned, ok := reflect.Zero(t).Interface().(interface{ Pattern() string }); ok {
 		return patterned.Pattern()
 	}
 	return k.Tag.Get("pattern")
@@ -317,6 +322,9 @@ func (v Value) decodeMap(to reflect.Value, k Key) {
 func (v Value) decodeScalar(to reflect.Value, k Key) {
 	value := reflect.New(to.Type()).Elem()
 	text, ok := v.scalarText(value)
+	if _, isInteger := v.integer(); isInteger && k.Tag.Get("integers") == "true" {
+		ok = true
+	}
 	if word, isString := v.text(); isString && word != "" && word == k.Tag.Get("zero") && k.Type.Kind() != reflect.Slice {
 		to.SetZero()
 		return

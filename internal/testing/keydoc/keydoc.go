@@ -212,6 +212,9 @@ func scalar(t reflect.Type, k document.Key) object {
 		}
 	default:
 		s["type"], s["minLength"] = "string", 1
+		if k.Tag.Get("integers") == "true" {
+			s["type"] = []string{"integer", "string"}
+		}
 	}
 	if pattern := k.Pattern(); pattern != "" {
 		s["pattern"] = pattern
