@@ -14,7 +14,6 @@ import (
 
 	"github.com/docker/go-units"
 
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/zmtp"
 	"github.com/penstock/penstock/models/document"
 )
@@ -24,7 +23,9 @@ import (
 type Config struct {
 	// Where models run: cpu; cuda (the first GPU), cuda:N or a GPU's UUID or its first digits; auto: the
 	// first GPU if there is one, else cpu.
-	Device string `yaml:"device" default:"cpu" pattern:"^(cpu|auto|cuda(:[0-9]{1,3})?|GPU-[0-9a-fA-F-]{1,36})$" want:"cpu, auto, cuda, cuda:N, or a GPU's UUID (nvidia-smi -L)"`
+	Device string `yaml:"device" default:"cpu" pattern:"^(cpu|auto|cuda(:[0-9]{1,3})?|(GPU|MIG)-[0-9a-fA-F-]{1,36})$" want:"cpu, auto, cuda, cuda:N, or a GPU's UUID (nvidia-smi -L)"`
+	// In place of device, several (docs/devices.md). all: every GPU, or cpu if there is none.
+	Devices []DeviceName `yaml:"devices" zero:"all" integers:"true" minItems:"1" maxItems:"16" example:"all"`
 	// Address of the functions' ports; 0.0.0.0 is every interface.
 	Listen netip.Addr `yaml:"listen" default:"127.0.0.1" want:"an IP address, like 127.0.0.1 for this machine only or 0.0.0.0 for every interface"`
 	// Networks of gateways and NAT, whose addresses stand for many machines: each port of an address
@@ -91,6 +92,8 @@ type Config struct {
 
 	// File is the absolute path of the configuration; empty for the built-in one.
 	File string
+	// GPUs are the UUIDs of the machine's GPUs, in the order of their indexes. Nil before Resolve.
+	GPUs []string
 	// Text is what was read, not to be changed. Digest is its SHA-256, in hex.
 	Text   []byte
 	Digest string
@@ -120,12 +123,6 @@ const (
 	MaxInstances = 64      // functions[].instances
 	MaxSlots     = 1 << 14 // aggregate.slots
 	MaxReceivers = 16      // receivers
-)
-
-// The values of Config.Device that are no GPU's.
-const (
-	DeviceCPU  = control.DeviceCPU
-	DeviceAuto = control.DeviceAuto
 )
 
 // Log is the log of the node's processes.
@@ -337,6 +334,8 @@ type Function struct {
 	Priority uint8 `yaml:"priority,omitempty" live:"true" min:"0" max:"255" example:"1"`
 	// The worker that hosts the function; its own process if left out (docs/lanes.md).
 	Worker string `yaml:"worker,omitempty" live:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"the name of a worker" example:"cold"`
+	// Those of the node's devices that the function may use; all of them if left out.
+	Devices []DeviceName `yaml:"devices,omitempty" integers:"true" minItems:"1" maxItems:"16" example:"[cuda:1]"`
 	// As shares.change, for this function.
 	Change Change `yaml:"change,omitempty" oneof:"auto|shadow|partition|in-place" example:"shadow"`
 	// As weights, for this function.

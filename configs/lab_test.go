@@ -62,7 +62,7 @@ func TestLabUnderConfiguration(t *testing.T) {
 		if got := c.ChangeOf(c.Functions[0]); got != want {
 			t.Errorf("with %s shares change by %s, want %s", lab, got, want)
 		}
-		if err := c.On(c.Device); err != nil {
+		if err := c.Check(); err != nil {
 			t.Errorf("with %s: %v", lab, err)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -115,9 +114,7 @@ func Decode(file string, data []byte) (Config, error) {
 
 func (c *Config) decode(root document.Value) {
 	root.Decode(c)
-	if root.Has("device") && root.Peek("device") != c.Device {
-		c.Device = DeviceAuto // it is invalid; suppress further errors about it
-	}
+	c.checkDevices(root)
 	reject := func(err error, path ...any) {
 		if err != nil {
 			root.Find(path...).Reject("%v", err)
@@ -130,9 +127,9 @@ func (c *Config) decode(root document.Value) {
 	c.checkPublish(root)
 	c.checkZeroMQ(root)
 	c.checkWorkers(root)
-	reject(c.Shares.Change.On(c.Device), "shares", "change")
+	reject(anyOf(c.DeviceNames(), c.Shares.Change.On), "shares", "change")
 	if root.Has("weights") && root.Peek("weights") == string(c.Weights) { // else it is wrong already
-		reject(c.Weights.On(c.Device), "weights")
+		reject(anyOf(c.DeviceNames(), c.Weights.On), "weights")
 	}
 	if root.Has("receivers") {
 		reject(c.receive(c.Receivers), "receivers")
@@ -148,7 +145,7 @@ func (c *Config) decode(root document.Value) {
 			at.Find("port").Reject("is %d, which function %q has", f.Port, other)
 		}
 		names[f.Name], ports[f.Port] = true, f.Name
-		for _, conflict := range f.conflicts(c, c.Device) {
+		for _, conflict := range f.conflicts(c) {
 			at.Find(conflict.key).Reject("%v", conflict.err)
 		}
 		c.checkShare(at, i)
@@ -158,7 +155,7 @@ func (c *Config) decode(root document.Value) {
 // checkShare checks that a function's share fits together with those of the functions before it.
 func (c *Config) checkShare(at document.Value, i int) {
 	f := &c.Functions[i]
-	err := c.FitShare(f, c.Functions[:i])
+	err := c.FitNode(f, c.Functions[:i])
 	if err == nil {
 		return
 	}
@@ -191,28 +188,28 @@ func (f *Function) Check() error {
 	return nil
 }
 
-// On returns an error if a configuration does not suit device, the result of resolving DeviceAuto.
-func (c *Config) On(device string) error {
-	if err := c.Shares.Change.On(device); err != nil {
+// Check returns an error if keys do not suit the devices. For a file, Read reports it better, but before Resolve.
+func (c *Config) Check() error {
+	if err := anyOf(c.DeviceNames(), c.Shares.Change.On); err != nil {
 		return fmt.Errorf("shares.change %w", err)
 	}
 	for i := range c.Workers {
-		if err := c.Workers[i].hostMemoryOn(device); err != nil {
+		if err := anyOf(c.DeviceNames(), c.Workers[i].hostMemoryOn); err != nil {
 			return fmt.Errorf("host_memory of worker %s %w", c.Workers[i].Name, err)
 		}
 	}
 	for i := range c.Functions {
-		if err := c.Functions[i].Under(c, device); err != nil {
+		if err := c.Functions[i].Under(c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Under returns an error if a key of a function conflicts with the configuration or with the
-// device.
-func (f *Function) Under(c *Config, device string) error {
-	for _, conflict := range f.conflicts(c, device) {
+// Under returns an error if a key of a function conflicts with the configuration, or with each device that
+// the function may use.
+func (f *Function) Under(c *Config) error {
+	for _, conflict := range f.conflicts(c) {
 		return fmt.Errorf("%s of function %s %w", conflict.key, f.Name, conflict.err)
 	}
 	return nil
@@ -224,13 +221,15 @@ type conflict struct {
 	err error
 }
 
-func (f *Function) conflicts(c *Config, device string) []conflict {
+func (f *Function) conflicts(c *Config) []conflict {
+	devices := c.DevicesOf(f)
 	all := []conflict{
-		{"change", f.Change.On(device)},
+		{"devices", f.checkDevices(c)},
+		{"change", anyOf(devices, f.Change.On)},
 		{"share_percent", f.shareUnder(c)},
-		{"weights", f.Weights.On(device)},
+		{"weights", anyOf(devices, f.Weights.On)},
 		{"receivers", c.receive(f.Receivers)},
-		{"in_flight", inFlightOn(f.InFlight, device)},
+		{"in_flight", anyOf(devices, func(d string) error { return inFlightOn(f.InFlight, d) })},
 		{"answers_to", f.checkAnswersTo()},
 		{"colours", f.checkColours()},
 		{"key", f.checkKey()},
@@ -310,32 +309,3 @@ func (c *Config) Unused() (keys []string, why string) {
 
 // PriorityUnused says why the priority of a function is not used.
 const PriorityUnused = "no effect with `shares: {policy: gslice}`"
-
-// On returns an error if device does not support this place for weights. DeviceAuto supports all.
-func (w Weights) On(device string) error {
-	if w == WeightsShared && device == DeviceCPU {
-		return errors.New("is shared, which is for a GPU, and the device is cpu; want `device: cuda`, or delete the key")
-	}
-	return nil
-}
-
-// inFlightOn returns an error if device does not support n batches in flight. DeviceAuto supports
-// all.
-func inFlightOn(n int, device string) error {
-	if n > 1 && device == DeviceCPU {
-		return fmt.Errorf("is %d, which is for a GPU, and the device is cpu; want `device: cuda`, or auto", n)
-	}
-	return nil
-}
-
-// On returns an error if device does not support this change of shares. DeviceAuto supports all.
-func (c Change) On(device string) error {
-	switch {
-	case device == DeviceAuto:
-	case c == ChangePartition && device == DeviceCPU:
-		return errors.New("is partition, which is for a GPU, and the device is cpu; want shadow or in-place, or `device: cuda`")
-	case c == ChangeInPlace && device != DeviceCPU:
-		return fmt.Errorf("is in-place, which is for a CPU, and the device is %s; want shadow or partition", device)
-	}
-	return nil
-}

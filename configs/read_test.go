@@ -356,7 +356,8 @@ func TestShareChange(t *testing.T) {
 	} {
 		cfg := Default()
 		cfg.Functions = []Function{{Name: "a", Instances: 1}, {Name: "b", Instances: 1, Change: c.change}}
-		err := cfg.On(c.device)
+		cfg.Device = c.device
+		err := cfg.Check()
 		if c.says == "" {
 			if err != nil {
 				t.Errorf("%s on %s: %v", c.change, c.device, err)
@@ -367,7 +368,7 @@ func TestShareChange(t *testing.T) {
 			t.Errorf("%s on %s: error %v, want one about function b that says %q", c.change, c.device, err, c.says)
 		}
 		cfg.Shares.Change = c.change
-		if err := cfg.On(c.device); err == nil || !strings.Contains(err.Error(), "shares.change") {
+		if err := cfg.Check(); err == nil || !strings.Contains(err.Error(), "shares.change") {
 			t.Errorf("shares.change %s on %s: error %v, want one that names the key", c.change, c.device, err)
 		}
 	}
@@ -476,7 +477,8 @@ func TestFunctionCheck(t *testing.T) {
 		{whole, "cpu", Function{Name: "a", InFlight: 2}, []string{"in_flight of function a", "cpu"}},
 		{whole, "cpu", Function{Name: "a", Weights: WeightsShared}, []string{"weights of function a", "cpu"}},
 	} {
-		err := c.f.Under(&c.node, c.device)
+		c.node.Device = c.device
+		err := c.f.Under(&c.node)
 		if c.says == nil {
 			if err != nil {
 				t.Errorf("%+v: %v", c.f, err)

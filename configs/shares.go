@@ -31,6 +31,17 @@ func CheckSum(percent float64, instances int, assignedPercent float64) error {
 	return fmt.Errorf("%s", b.String())
 }
 
+// FitNode is FitShare for a node. With several devices, the node finds room for each instance at run time;
+// FitNode then returns an error only if one instance fits on no device.
+func (c *Config) FitNode(f *Function, others []Function) error {
+	if !c.severalDevices() {
+		return c.FitShare(f, others)
+	}
+	one := *f
+	one.Instances = 1
+	return c.FitShare(&one, nil)
+}
+
 // FitShare returns an error if a function does not fit on the device together with others and with
 // the workers.
 // Each instance needs its share_percent, or shares.minimum_percent if it has none. Guarantees

@@ -79,7 +79,7 @@ func (c *Config) checkWorkers(root document.Value) {
 			at.Find("name").Reject("is %q, which another worker has", w.Name)
 		}
 		names[w.Name] = true
-		if err := w.hostMemoryOn(c.Device); err != nil {
+		if err := anyOf(c.DeviceNames(), w.hostMemoryOn); err != nil {
 			at.Find("host_memory").Reject("%v", err)
 		}
 		if err := CheckSum(w.SharePercent, 1, sum); err != nil {

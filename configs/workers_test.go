@@ -57,14 +57,14 @@ func TestWorkerAtRunTime(t *testing.T) {
 	must.OK(t, err)
 	for worker, want := range map[string]string{"": "", "cold": "", "clod": `did you mean "cold"?`} {
 		f := Function{Name: "a", Instances: 1, Worker: worker}
-		err := f.Under(&c, DeviceCPU)
+		err := f.Under(&c)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("worker %q: %v, want %q", worker, err, want)
 		}
 	}
 	c.Lab.Change = ChangeShadow
 	f := Function{Name: "a", Instances: 1, Worker: "cold"}
-	if err := f.Under(&c, DeviceCPU); err == nil || !strings.Contains(err.Error(), "policy: guarantee") {
+	if err := f.Under(&c); err == nil || !strings.Contains(err.Error(), "policy: guarantee") {
 		t.Errorf("a baseline with shares: %v", err)
 	}
 }

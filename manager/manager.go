@@ -96,10 +96,8 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	m.metrics = observe.New(m.snapshot)
 	defer m.end()
 
-	if m.cfg.Device != configs.DeviceAuto { // for a file, configs/read.go has reported it better
-		if err := m.cfg.On(m.cfg.Device); err != nil {
-			return fmt.Errorf("configuration: %w", err)
-		}
+	if err := m.cfg.Check(); err != nil {
+		return fmt.Errorf("configuration: %w", err)
 	}
 	if lab := m.cfg.Lab.String(); lab != "" {
 		m.log.Warn().Str("lab", lab).Msg(configs.LabVariable + " makes this node a baseline to compare Penstock with, not Penstock")

@@ -38,3 +38,16 @@ func loadModelCommand() *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error { return check.LoadModel(args[0]) },
 	}
 }
+
+func gpusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: check.GPUsVerb + " FOLDER", Hidden: true, Args: arguments(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			gpus, err := check.GPUs(args[0])
+			if err != nil {
+				return err
+			}
+			return writeJSON(cmd.OutOrStdout(), gpus)
+		},
+	}
+}

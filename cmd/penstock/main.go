@@ -88,7 +88,7 @@ latency objective, in batches as large as the objective allows.`,
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	cmd.AddCommand(service("auto", upCommand()), service("auto", managerCommand()), service("auto", orchestratorCommand()), service("auto", gatewayCommand()),
 		service("json", ifCommand()), service("json", weightsCommand()), service("json", prepareCommand()), service("json", probeCommand()),
-		modelsCommand(), profileCommand(), planCommand(), topCommand(), runCommand(), guestCommand(), loadCommand(), inferCommand(), streamCommand(), demoCommand(), doctorCommand(), checkCommand(), keyCommand(), loadModelCommand(), tryModelCommand(), versionCommand())
+		modelsCommand(), profileCommand(), planCommand(), topCommand(), runCommand(), guestCommand(), loadCommand(), inferCommand(), streamCommand(), demoCommand(), doctorCommand(), checkCommand(), keyCommand(), loadModelCommand(), gpusCommand(), tryModelCommand(), versionCommand())
 	cmd.AddCommand(manCommand())
 	completeAll(cmd)
 	return cmd

@@ -50,6 +50,9 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	if err := cpuset.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("cannot keep the manager off the CPUs of the inference functions")
 	}
+	if err := check.Resolve(ctx, &c); err != nil {
+		return err
+	}
 	confined, err := check.Sandbox(c)
 	if err != nil {
 		return err

@@ -64,7 +64,7 @@ func orchestratorCommand() *cobra.Command {
 // runOrchestrator runs until ctx ends. If kept is set, up is the parent of the
 // functions' processes.
 func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerolog.Logger) error {
-	if err := check.Device(c); err != nil {
+	if err := check.Devices(c); err != nil {
 		return err
 	}
 	self, err := os.Executable()

@@ -32,7 +32,7 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 	if err := c.Check(); err != nil {
 		return nil, &Problem{Key: "name", Err: err}
 	}
-	if err := c.Under(cfg, cfg.Device); err != nil {
+	if err := c.Under(cfg); err != nil {
 		return nil, &Problem{Key: "name", Err: err}
 	}
 	card, err := find(cmp.Or(c.Model, c.Name))

@@ -3,6 +3,7 @@ package fleet
 import (
 	"bytes"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,17 +16,71 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/manager/sharing"
+	"github.com/penstock/penstock/models"
 )
 
-// newTwoGPUs is a node with two GPUs and MPS.
-func newTwoGPUs(t *testing.T) *nodeBed {
+// newTwoGPUs is a node with two GPUs and MPS, and more devices.
+func newTwoGPUs(t *testing.T, more ...configs.DeviceName) *nodeBed {
 	t.Helper()
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS)
-	b.second = h200()
+	b.second, b.cpu = h200(), slices.Contains(more, configs.DeviceCPU)
 	b.second.UUID = "GPU-2"
-	b.orchestrator.desired.Devices = []string{"cuda", "cuda:1"}
-	b.addDevice("cuda:1", &Options{Dir: t.TempDir()})
+	b.cfg.Devices = append([]configs.DeviceName{"cuda", "cuda:1"}, more...)
+	b.orchestrator.desired.Devices = b.cfg.DeviceNames()
+	for _, name := range b.cfg.DeviceNames()[1:] {
+		b.addDevice(name, &Options{Dir: t.TempDir()})
+	}
 	return b
+}
+
+// A function runs on the devices that it names, each with its own kind of shares.
+func TestPlaceByDevices(t *testing.T) {
+	b := newTwoGPUs(t, configs.DeviceCPU)
+	b.turns()
+	for _, f := range []struct {
+		devices []configs.DeviceName
+		change  configs.Change
+	}{{[]configs.DeviceName{"cuda:1"}, configs.ChangePartition}, {[]configs.DeviceName{"cpu"}, configs.ChangeShadow}, {[]configs.DeviceName{"cuda:0"}, configs.ChangePartition}} {
+		c := named("on-"+strings.ReplaceAll(string(f.devices[0]), ":", "-"), 60)
+		c.Devices = f.devices
+		must.OK(t, b.add(c))
+		b.turns()
+		in := b.instance(c.Name, 0)
+		if q := in.pair.Active(); b.cfg.DevicesOf(&c)[0] != in.device().Device.Name || changeOf(in.f) != f.change || q == nil || q.State != control.Active {
+			t.Errorf("%s runs on %s as %+v, and its share changes by %s, want %s", c.Name, in.device().Device.Name, q, changeOf(in.f), f.change)
+		}
+	}
+
+	c := named("e", 50)
+	c.Devices = []configs.DeviceName{"cuda:1", "cpu"}
+	err := b.add(c)
+	for _, word := range []string{"add function e: it fits on no device", "cuda: not in its devices", "cuda:1: share is 50 %", "cpu: share is 50 %, and the others have 60 %"} {
+		if err == nil || !strings.Contains(err.Error(), word) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("error %v, want one line that says %q", err, word)
+		}
+	}
+	c.Devices = []configs.DeviceName{"cuda:2"}
+	if err = b.add(c); err == nil || !strings.Contains(err.Error(), "devices of function e has cuda:2, and the devices of the node are cuda, cuda:1, cpu") {
+		t.Errorf("a device that the node does not have: %v", err)
+	}
+}
+
+// Only a function that runs on CPUs takes requests of several sizes.
+func TestSizesByDevice(t *testing.T) {
+	b := newTwoGPUs(t, configs.DeviceCPU)
+	b.changeCards(func(_ string, card *models.Card) { card.Input.Heights, card.Input.Widths = []int{32}, []int{16, 32} })
+	b.turns()
+	for name, row := range map[string]struct {
+		devices []configs.DeviceName
+		sizes   int
+	}{"cpu": {[]configs.DeviceName{"cpu"}, 2}, "cuda": {[]configs.DeviceName{"cuda"}, 1}, "any": {nil, 1}} {
+		c := named(name, 10)
+		c.Devices = row.devices
+		must.OK(t, b.add(c))
+		if got := len(b.functions.find(name).model.desired.Sizes()); got != row.sizes {
+			t.Errorf("%s takes %d sizes, want %d", name, got, row.sizes)
+		}
+	}
 }
 
 // Each device has its own shares: what one has no room for runs on the other.
@@ -288,7 +343,7 @@ func TestLostDevice(t *testing.T) {
 	if failed != 1 {
 		t.Errorf("%d requests failed, want the one that had been started", failed)
 	}
-	if err := b.Ready(); err == nil || !strings.Contains(err.Error(), "first (cuda: device is lost: NVML: GPU is lost; cuda:1: share is 30 %") || strings.Contains(err.Error(), "second") {
+	if err := b.Ready(); err == nil || !strings.Contains(err.Error(), "first (it fits on no device: cuda: device is lost: NVML: GPU is lost; cuda:1: share is 30 %") || strings.Contains(err.Error(), "second") {
 		t.Errorf("Ready is %v, want that it names the function that waits", err)
 	}
 	if got := b.status("first").Instances[0]; !strings.Contains(got.Held, "GPU is lost") || len(got.Processes) != 0 {

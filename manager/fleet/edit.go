@@ -98,6 +98,7 @@ func (fl *Fleet) dropWorkers() {
 func (fl *Fleet) noteRestart(c configs.Config) {
 	c.Functions, c.Workers = fl.cfg.Functions, slices.Concat(c.Workers, fl.file.leaving)
 	c.RuntimeDir, c.Log = fl.cfg.RuntimeDir, fl.cfg.Log // flags may have set these
+	c.Resolve(fl.cfg.GPUs)
 	fl.file.needRestart(configs.ChangedKeys(fl.cfg, c), fl.log)
 }
 
@@ -112,7 +113,7 @@ func (fl *Fleet) planEdit(c configs.Config) (*edit, error) {
 	}
 	stay := e.planUnnamed()
 	for i := range stay {
-		if err := fl.cfg.FitShare(&stay[i], slices.Concat(c.Functions, stay[:i])); err != nil {
+		if err := fl.cfg.FitNode(&stay[i], slices.Concat(c.Functions, stay[:i])); err != nil {
 			errs = append(errs, fmt.Errorf("keep function %s of `penstock if add`: share %w; remove it with `penstock if remove %s`", stay[i].Name, err, stay[i].Name))
 		}
 	}
@@ -186,7 +187,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	card := f.model.desired
 	if model := cmp.Or(want.Model, want.Name); model != cmp.Or(have.Model, have.Name) {
 		var err error
-		if card, err = fl.find(model); err != nil {
+		if card, err = fl.findFor(&want, model); err != nil {
 			return nil, fmt.Errorf("replace model of %s: %w", f.name, err)
 		}
 	}
@@ -205,7 +206,7 @@ func (f *function) checkEntry(want configs.Function) error {
 	cfg, have := &f.fleet.cfg, f.config
 	err := want.Check()
 	if err == nil {
-		err = want.Under(cfg, cfg.Device)
+		err = want.Under(cfg)
 	}
 	if err != nil {
 		return fmt.Errorf("reconfigure function: %w", err)

@@ -84,6 +84,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"environment":   {func(c *configs.Function) { c.Environment = map[string]string{"A": "b"} }, process(func(s setup) bool { return s.environment["A"] == "b" })},
 		"pictures":      {func(c *configs.Function) { c.Pictures = "10/s" }, func(b *nodeBed) bool { return b.functions.find("a").port.CopiesPictures() }},
 		"instances":     {func(c *configs.Function) { c.Instances = 2 }, nil},
+		"devices":       {func(c *configs.Function) { c.Devices = []configs.DeviceName{"cuda"} }, nil},
 		"change":        {func(c *configs.Function) { c.Change = configs.ChangeShadow }, nil},
 		"receivers":     {func(c *configs.Function) { c.Receivers = 2 }, nil},
 		"format":        {func(c *configs.Function) { c.Format = configs.FormatGVSP }, nil},

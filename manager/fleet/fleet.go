@@ -100,18 +100,9 @@ func New(o Options) *Fleet {
 		file:        newConfigFile(),
 		recorder:    recorder{dir: o.Dir, run: o.Run},
 	}
-	if fl.cfg.Device != configs.DeviceCPU {
-		fl.find = func(name string) (*models.Card, error) {
-			card, err := o.FindModel(name)
-			if err == nil {
-				card = card.OneSize()
-			}
-			return card, err
-		}
-	}
 	fl.orchestrator = orchestrator{link: o.Link, next: []control.DesiredProcess{}, desired: control.Desired{
 		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),
-		Devices: []string{fl.cfg.Device}, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
+		Devices: fl.cfg.DeviceNames(), NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
 	}}
 	for _, name := range fl.orchestrator.desired.Devices {
 		fl.addDevice(name, &o)
@@ -125,6 +116,16 @@ func (fl *Fleet) addDevice(name string, o *Options) {
 		cfg:     &fl.cfg, functions: &fl.functions, published: &fl.orchestrator.desired, started: fl.started, log: fl.log,
 		faults: faults{guard: fault.Guard{Hold: fl.cfg.FaultHold}},
 	})
+}
+
+// findFor finds a card for a function. Requests of several sizes need a function that runs on CPUs only.
+func (fl *Fleet) findFor(c *configs.Function, model string) (*models.Card, error) {
+	card, err := fl.find(model)
+	notCPU := func(device string) bool { return device != configs.DeviceCPU }
+	if err == nil && slices.ContainsFunc(fl.cfg.DevicesOf(c), notCPU) {
+		card = card.OneSize()
+	}
+	return card, err
 }
 
 // Close frees all memory and ports, whatever state the functions are in.

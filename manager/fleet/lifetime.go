@@ -47,7 +47,7 @@ func (fl *Fleet) add(c configs.Function, byHand float64) error {
 // checked finds the card of a function to add. It checks what can be checked while other functions
 // still occupy its place.
 func (fl *Fleet) checked(c configs.Function) (*models.Card, error) {
-	card, problem := checkFunction(&fl.cfg, c, fl.find)
+	card, problem := checkFunction(&fl.cfg, c, func(model string) (*models.Card, error) { return fl.findFor(&c, model) })
 	if problem == nil {
 		return card, nil
 	}

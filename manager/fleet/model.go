@@ -66,7 +66,7 @@ func (fl *Fleet) Load(o control.LoadOrder) (Order, error) {
 		return fl.Add(configs.Function{Name: name, Model: o.Model, Instances: max(1, o.Instances)})
 	}
 	model := cmp.Or(o.Model, f.config.Model, name)
-	card, err := fl.find(model)
+	card, err := fl.findFor(&f.config, model)
 	if err != nil {
 		return Order{}, fmt.Errorf("replace model of %s: %w", name, err)
 	}
@@ -83,7 +83,7 @@ func (fl *Fleet) Replace(name, model string) (Order, error) {
 	if f == nil {
 		return Order{}, fl.functions.unknown(name)
 	}
-	card, err := fl.find(model)
+	card, err := fl.findFor(&f.config, model)
 	if err != nil {
 		return Order{}, fmt.Errorf("replace model of %s: %w", name, err)
 	}

@@ -31,7 +31,7 @@ func (fl *Fleet) Move(name, worker string) (Order, error) {
 	}
 	want := f.config
 	want.Worker = worker
-	if err := want.Under(&fl.cfg, fl.cfg.Device); err != nil {
+	if err := want.Under(&fl.cfg); err != nil {
 		return Order{}, fmt.Errorf("move %s: %w", name, err)
 	}
 	if err := checkMember(&fl.cfg, worker, f.model.desired); err != nil {

@@ -36,6 +36,7 @@ type nodeBed struct {
 	second *control.GPU
 	// lost is why devices are lost, by name.
 	lost  map[string]string
+	cpu   bool // the node has a CPU, too
 	gone  bool // the orchestrator has stopped reporting
 	stuck bool // no process moves to other groups
 	small bool // no process gets more batch sizes
@@ -344,6 +345,9 @@ func (b *nodeBed) report() {
 	}
 	if b.second != nil {
 		o.Devices = append(o.Devices, control.ObservedDevice{Device: "cuda:1", Mechanism: b.mechanism, GPU: b.second})
+	}
+	if b.cpu {
+		o.Devices = append(o.Devices, control.ObservedDevice{Device: configs.DeviceCPU, Mechanism: "governor"})
 	}
 	for i := range o.Devices {
 		o.Devices[i].Lost = b.lost[o.Devices[i].Device]

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,26 +21,31 @@ import (
 // A device that is lost ends all processes there. Its instances move at once; they start from scratch, because no shadow
 // is elsewhere. Those without room on another device are held until there is room, or until the device returns.
 
-// place returns the device for another function: of those with room for it, the one with most left, or else the fewest
-// instances.
+// place returns the device for another function: of those that it may use with room for it, the one with most left, or
+// else the fewest instances.
 func (fl *Fleet) place(c configs.Function) (best *device, err error) {
-	full := make([]error, 0, len(fl.devices))
+	var full []string
+	allowed := fl.cfg.DevicesOf(&c)
 	for _, d := range fl.devices {
-		if err := d.fits(c); err != nil {
-			if len(fl.devices) > 1 {
-				err = fmt.Errorf("%s: %w", d.Device.Name, err)
-			}
-			full = append(full, err)
+		if !slices.Contains(allowed, d.Device.Name) {
+			full = append(full, d.Device.Name+": not in its devices")
+			continue
+		}
+		if err = d.fits(c); err != nil {
+			full = append(full, fmt.Sprintf("%s: %v", d.Device.Name, err))
 			continue
 		}
 		if best == nil || cmp.Or(cmp.Compare(d.Left(), best.Left()), cmp.Compare(best.Members(), d.Members())) > 0 {
 			best = d
 		}
 	}
-	if best == nil {
-		return nil, errors.Join(full...)
+	switch {
+	case best != nil:
+		return best, nil
+	case len(fl.devices) > 1:
+		err = fmt.Errorf("it fits on no device: %s", strings.Join(full, "; "))
 	}
-	return best, nil
+	return nil, err
 }
 
 // fits returns an error if there is no room for another function on the device.
@@ -97,11 +101,10 @@ func (fl *Fleet) rescue() {
 			in.unplaced = ""
 			continue
 		}
-		why := strings.ReplaceAll(err.Error(), "\n", "; ")
 		if in.unplaced == "" {
-			in.log.Error().Str("reason", why).Msg("instance is held: its device is lost")
+			in.log.Error().Err(err).Msg("instance is held: its device is lost")
 		}
-		in.unplaced = why
+		in.unplaced = err.Error()
 	}
 	for _, d := range fl.devices {
 		if d.lost != "" {

@@ -181,7 +181,7 @@ func (fl *Fleet) restore(r recorded) error {
 	f := fl.functions.find(c.Name)
 	f.config = r.Function
 	for _, name := range r.Older {
-		card, err := fl.find(name)
+		card, err := fl.findFor(&f.config, name)
 		if err != nil {
 			f.log.Warn().Err(err).Msg("cannot find an older model; rollbacks skip it")
 			continue

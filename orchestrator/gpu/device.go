@@ -322,7 +322,7 @@ func (d *Device) open(ctx context.Context) (State, nvml.Session) {
 	}
 	began := time.Now()
 	if s.Found, s.Err = d.machine.Find(name); s.Err != nil {
-		if d.Options.Device == control.DeviceAuto && missing(s.Err) {
+		if d.Options.Device == control.DeviceAuto && Missing(s.Err) {
 			s.CPU, s.Err = true, nil
 			d.log.Info().Msg("no GPU found; models run on the CPU")
 			return s, nil
@@ -417,8 +417,8 @@ func (s *State) byTime(dir string) {
 	}
 }
 
-// missing reports whether err means that there is no GPU, or no driver for one.
-func missing(err error) bool {
+// Missing reports whether err means that there is no GPU, or no driver for one.
+func Missing(err error) bool {
 	return errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, cuda.ErrNoDevice) || errors.Is(err, cuda.ErrNoCgo)
 }
 

@@ -140,7 +140,7 @@ func TestConfigurations(t *testing.T) {
 			if got.Lab, err = configs.ReadLab(); err != nil || got.Lab != v.lab(o) {
 				t.Fatalf("%s: lab %s reads %s, %v", name, lab, got.Lab, err)
 			}
-			if err := got.On(device); err != nil {
+			if err := got.Check(); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 			got.Lab = configs.Lab{}

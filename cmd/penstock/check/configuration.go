@@ -101,6 +101,12 @@ func inspect(ctx context.Context, c configs.Config) (notes []string, err error) 
 	defer remove()
 	c.RuntimeDir = dir
 
+	key, devicesErr := "device", Devices(c)
+	if len(c.Devices) > 0 {
+		key = "devices"
+		gpus, _ := GPUs(dir) // Devices reports the error
+		c.Resolve(gpus)
+	}
 	n := node{config: c, confined: confined, loaded: map[string]error{}}
 	if n.problems, err = Functions(c); err != nil {
 		return nil, err
@@ -109,7 +115,7 @@ func inspect(ctx context.Context, c configs.Config) (notes []string, err error) 
 	for i, err := range missing {
 		n.problems.Add(err, "models", i)
 	}
-	n.problems.Add(Device(c), "device")
+	n.problems.Add(devicesErr, key)
 	n.running = findRunning(ctx, c)
 	if n.running.sameFile {
 		n.notes = append(n.notes, fmt.Sprintf("a node runs with this configuration, in %s", n.running.dir))
@@ -138,11 +144,9 @@ func inspect(ctx context.Context, c configs.Config) (notes []string, err error) 
 
 // crowded notes each function that has more instances than there are CPUs for functions.
 func (n *node) crowded(cpus int) {
-	if n.config.Device != configs.DeviceCPU {
-		return
-	}
 	for i := range n.config.Functions {
-		if f := &n.config.Functions[i]; f.Instances > cpus {
+		f := &n.config.Functions[i]
+		if f.Instances > cpus && slices.Equal(n.config.DevicesOf(f), []string{configs.DeviceCPU}) {
 			n.notes = append(n.notes, fmt.Sprintf("instances of %s is %d, and the number of CPUs for functions is %d: further instances only wait", f.Name, f.Instances, cpus))
 		}
 	}

@@ -18,17 +18,17 @@ var gpuChecks = []row{
 	{subject: "gpu", run: gpuDriver},
 	{subject: "nvml", run: nvmlLibrary, applies: hasGPU},
 	{each: gpuDevices, applies: hasGPU},
-	{subject: "mps", run: mpsDaemon, applies: hasGPU},
-	{subject: "stream priorities", run: streamPriorities, applies: hasGPU},
+	{each: ofChosen("mps", mpsDaemon), applies: hasGPU},
+	{each: ofChosen("stream priorities", streamPriorities), applies: hasGPU},
 	{each: cudaProvider, applies: hasGPU},
 }
 
 // gpus are the GPUs of a machine.
 type gpus struct {
 	devices []cuda.Device
-	chosen  cuda.Device // the device that the configuration names, or the first one
+	chosen  []cuda.Device // those that the configuration names, or the first one
 	session nvml.Session
-	err     error // no GPU is usable, or not the configured one
+	err     error // no GPU is usable, or not the configured ones
 	nvmlErr error // session is nil
 	mpsErr  error // CUDA must not be asked: this process would become a client of MPS
 }
@@ -37,7 +37,24 @@ func hasGPU(m *machine) bool { return len(m.gpus().devices) > 0 }
 
 // needsGPU reports whether the configuration names a GPU.
 func (m *machine) needsGPU() bool {
-	return m.config.Device != configs.DeviceCPU && m.config.Device != configs.DeviceAuto
+	return slices.ContainsFunc(m.config.DeviceNames(), func(name string) bool {
+		return name != configs.DeviceCPU && name != configs.DeviceAuto && name != configs.DeviceAll
+	})
+}
+
+// ofChosen makes a finding about each GPU that the configuration names. With several, the subject has the index.
+func ofChosen(subject string, of func(context.Context, *machine, cuda.Device) Finding) func(context.Context, *machine) []Finding {
+	return func(ctx context.Context, m *machine) (list []Finding) {
+		chosen := m.gpus().chosen
+		for _, d := range chosen {
+			about := subject
+			if len(chosen) > 1 {
+				about += fmt.Sprintf(" of cuda:%d", d.Ordinal())
+			}
+			list = append(list, of(ctx, m, d).about(about))
+		}
+		return list
+	}
 }
 
 func (m *machine) findGPUs() (g gpus) {
@@ -45,8 +62,8 @@ func (m *machine) findGPUs() (g gpus) {
 		return g
 	}
 	devices, err := cuda.Devices()
-	if err == nil && m.needsGPU() {
-		g.chosen, err = cuda.Find(m.config.Device)
+	if err == nil || m.needsGPU() {
+		g.chosen, err = findDevices(m.config)
 	}
 	if err != nil {
 		g.err = err
@@ -55,8 +72,8 @@ func (m *machine) findGPUs() (g gpus) {
 	if g.devices = devices; len(devices) == 0 {
 		return g
 	}
-	if !m.needsGPU() {
-		g.chosen = devices[0]
+	if len(g.chosen) == 0 {
+		g.chosen = devices[:1]
 	}
 	g.session, g.nvmlErr = m.openNVML()
 	return g
@@ -64,7 +81,7 @@ func (m *machine) findGPUs() (g gpus) {
 
 func gpuDriver(_ context.Context, m *machine) Finding {
 	g := m.gpus()
-	none := errors.Is(g.err, cuda.ErrNoDriver) || errors.Is(g.err, cuda.ErrNoDevice) || errors.Is(g.err, cuda.ErrNoCgo)
+	none := gpu.Missing(g.err)
 	switch {
 	case g.mpsErr != nil:
 		return failed(g.mpsErr)
@@ -85,7 +102,7 @@ func gpuDriver(_ context.Context, m *machine) Finding {
 		f.Fix = "nvidia-smi -L   # lists the GPUs; CUDA_VISIBLE_DEVICES may hide some"
 	}
 	if m.needsGPU() {
-		f.Text = fmt.Sprintf("the configuration has device %s: %v", m.config.Device, g.err)
+		f.Text = "the configuration has " + g.err.Error()
 	}
 	return f.fatalIf(m.needsGPU())
 }
@@ -103,10 +120,9 @@ func nvmlLibrary(_ context.Context, m *machine) Finding {
 	return pass("driver " + version)
 }
 
-// streamPriorities shows what a node measured on the chosen GPU. Only a node measures.
-func streamPriorities(_ context.Context, m *machine) Finding {
-	g := m.gpus()
-	p, known := gpu.KnownPriorities(g.chosen, g.session)
+// streamPriorities shows what a node measured on a GPU. Only a node measures.
+func streamPriorities(_ context.Context, m *machine, d cuda.Device) Finding {
+	p, known := gpu.KnownPriorities(d, m.gpus().session)
 	figures := fmt.Sprintf("work of %.0f µs takes %.0f µs at high priority and %.0f µs at the same priority next to a full GPU", p.AloneMicros, p.HighMicros, p.EqualMicros)
 	switch {
 	case !known:

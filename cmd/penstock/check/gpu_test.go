@@ -135,6 +135,42 @@ func TestMissingGPU(t *testing.T) {
 	}
 }
 
+// A configuration names several GPUs.
+func TestSeveralGPUs(t *testing.T) {
+	cudafake.Apply(t, cudafake.Devices(2))
+	m := withGPU(nil)
+	m.config.Devices = []configs.DeviceName{configs.DeviceAll}
+	m.gpus = sync.OnceValue(m.findGPUs)
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "") // undoes what the checks set
+	found := bySubject(run(t.Context(), &m, gpuChecks))
+	expect(t, found, "mps of cuda:0", true, "can run here", "")
+	expect(t, found, "mps of cuda:1", true, "can run here", "")
+	expect(t, found, "stream priorities of cuda:1", true, "not measured yet", "")
+
+	uuids, err := GPUs(t.TempDir())
+	if err != nil || len(uuids) != 2 || uuids[0] != fakeUUID {
+		t.Errorf("GPUs are %q, %v", uuids, err)
+	}
+	for _, c := range []struct {
+		devices []configs.DeviceName
+		says    string
+	}{
+		{[]configs.DeviceName{configs.DeviceCPU, "cuda:1", "cuda:0"}, ""},
+		{[]configs.DeviceName{"cuda:0", "cuda:2"}, `device cuda:2: cuda: no such device "cuda:2": there is cuda:0 = ` + fakeUUID},
+		{[]configs.DeviceName{"cuda:0", "GPU-fa0"}, "device GPU-fa0 is"},
+		{[]configs.DeviceName{configs.DeviceName(fakeUUID), "cuda:1", "cuda"}, "which the list has already; want each once"},
+	} {
+		err := Devices(configs.Config{RuntimeDir: t.TempDir(), Devices: c.devices})
+		if (err == nil) != (c.says == "") || err != nil && (!strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n")) {
+			t.Errorf("%s: error %v, want one line that says %q", c.devices, err, c.says)
+		}
+	}
+	cudafake.Apply(t, cudafake.Devices(0))
+	if uuids, err := GPUs(t.TempDir()); err != nil || len(uuids) != 0 {
+		t.Errorf("without a GPU: %q, %v", uuids, err)
+	}
+}
+
 // TestLoaderPaths builds a provider that is linked with one library
 // and opens another, which its run path has.
 func TestLoaderPaths(t *testing.T) {

@@ -21,15 +21,35 @@ import (
 func Near(c configs.Config) orchestrator.Near { return nearDevices(c, topology.Read("/")) }
 
 func nearDevices(c configs.Config, t topology.Machine) (near orchestrator.Near) {
-	if gpu, ok := t.GPU(c.Device); ok && gpu.Node != topology.Unknown {
-		there := 0
-		for _, g := range t.GPUs {
-			if g.Node == gpu.Node {
-				there++
+	own, names := t.GPUs, c.DeviceNames()
+	if !slices.Contains(names, configs.DeviceAll) {
+		own = nil
+		for _, name := range names {
+			if g, ok := t.GPU(name); ok {
+				own = append(own, g)
 			}
 		}
-		near.GPU, near.Part = t.Near(gpu.Node), 1/float64(there)
 	}
+	if slices.Contains(names, configs.DeviceCPU) {
+		own = nil // functions on the CPU use all CPUs
+	}
+	on := func(gpus []topology.Device, node int) (n int) {
+		for _, g := range gpus {
+			if g.Node == node {
+				n++
+			}
+		}
+		return n
+	}
+	there := 0
+	for _, n := range t.Nodes {
+		if ours := on(own, n.ID); ours > 0 {
+			near.GPU = append(near.GPU, n.CPUs...)
+			near.Part += float64(ours)
+			there += on(t.GPUs, n.ID)
+		}
+	}
+	near.Part /= max(1, float64(there))
 	card := interfaceOf(c.Listen)
 	if d := c.Source.DPDK; d != nil {
 		card = strings.ToLower(portName(d.Port))

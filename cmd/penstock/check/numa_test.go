@@ -20,6 +20,19 @@ func TestNearDevices(t *testing.T) {
 		GPUs:  []topology.Device{{Address: "0000:19:00.0", Node: 0}, {Address: "0000:86:00.0", Node: 1}, {Address: "0000:87:00.0", Node: 1}, {Address: "0000:88:00.0", Node: topology.Unknown}},
 		NICs:  []topology.Device{{Address: "0000:3b:00.0", Node: 1}},
 	}
+	for _, several := range []struct {
+		devices []configs.DeviceName
+		want    orchestrator.Near
+	}{
+		{[]configs.DeviceName{configs.DeviceAll}, orchestrator.Near{GPU: []int{0, 1, 2, 3}, Part: 1}},
+		{[]configs.DeviceName{"cuda:0", "cuda:2", "cuda:3"}, orchestrator.Near{GPU: []int{0, 1, 2, 3}, Part: 2.0 / 3}},
+		{[]configs.DeviceName{"cuda:1", "cuda:2"}, orchestrator.Near{GPU: node1, Part: 1}},
+		{[]configs.DeviceName{"cuda:1", configs.DeviceCPU}, orchestrator.Near{}},
+	} {
+		if got := nearDevices(configs.Config{Devices: several.devices}, server); !reflect.DeepEqual(got, several.want) {
+			t.Errorf("devices %s: %+v, want %+v", several.devices, got, several.want)
+		}
+	}
 	for device, want := range map[string]orchestrator.Near{
 		"cpu": {}, "auto": {}, "cuda": {GPU: node0, Part: 1}, "cuda:2": {GPU: node1, Part: 0.5}, "cuda:3": {}, "cuda:9": {},
 	} {
