@@ -2,6 +2,7 @@ package mig
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -19,7 +20,9 @@ func Do(s Session, steps []Step, report func(Step)) error {
 	}
 	for i, step := range steps {
 		if err := s.Take(step); err != nil {
-			return undo(s, steps, i, err)
+			f := &Failure{Step: step, Err: err, Done: steps[:i]}
+			f.Left, f.UndoErr = Undo(s, steps[:i])
+			return f
 		}
 		if report != nil {
 			report(step)
@@ -28,26 +31,21 @@ func Do(s Session, steps []Step, report func(Step)) error {
 	return nil
 }
 
-// undo undoes the first n steps in reverse order.
-func undo(s Session, steps []Step, n int, cause error) *Failure {
-	f := &Failure{Step: steps[n], Err: cause, Done: steps[:n], Left: steps[:n]}
-	for i := n - 1; i >= 0; i-- {
-		back := steps[i].Inverse()
+// Undo undoes steps that were taken, in reverse order. If one cannot be undone, it
+// returns the steps that are left, and why.
+func Undo(s Session, steps []Step) (left []Step, err error) {
+	for i, step := range slices.Backward(steps) {
+		back := step.Inverse()
 		if back.Op == DestroyCompute {
-			id, err := computeID(s, back)
-			if err != nil {
-				f.UndoErr = err
-				return f
+			if back.Compute.ID, err = computeID(s, back); err != nil {
+				return steps[:i+1], err
 			}
-			back.Compute.ID = id
 		}
 		if err := s.Take(back); err != nil {
-			f.UndoErr = err
-			return f
+			return steps[:i+1], err
 		}
-		f.Left = steps[:i]
 	}
-	return f
+	return nil, nil
 }
 
 // Inverse returns the step that undoes a step.
