@@ -81,7 +81,7 @@ func FromProfile(model string, from profile.Profile, gpu string) (Profile, error
 	}
 	g, known := tableOf(from.Header, gpu)
 	to := Profile{Model: model, GPU: g.Name}
-	if from.Header.Unit == profile.GPCs {
+	if from.Header.Unit == profile.GPCs && from.Header.HeldBy != profile.MIG {
 		to.HeldBy = from.Header.HeldBy
 	}
 	for _, pt := range from.Points {

@@ -31,20 +31,23 @@ func (p *Profiler) Header() (profile.Header, error) {
 		Device: configs.DeviceCPU, Unit: scale.Unit, Total: scale.Total, HeldBy: p.HeldBy(), Sweep: &p.options.Grid,
 		Versions: map[string]string{"penstock": m.Penstock, "kernel": m.Kernel},
 	}
+	switch d, in := p.Device(), p.options.Instances; {
+	case in != nil:
+		h.Device, h.GPU, h.HeldBy = "cuda", in.table.Name, profile.MIG
+	case d != nil:
+		h.Device, h.GPU = "cuda", gpuName(d)
+	default:
+		_, cpus := orchestrator.IFCPUs(0, orchestrator.Near{})
+		h.GPU = fmt.Sprintf("%s, %d of %d CPUs", m.CPU, len(cpus), m.CPUs)
+	}
 	for name, version := range map[string]string{"driver": m.Driver, "cuda": m.CUDA} {
-		if version != "" && p.Device() != nil {
+		if version != "" && h.Device != configs.DeviceCPU {
 			h.Versions[name] = version
 		}
 	}
 	if card.Framework == "onnx" {
 		h.Versions["onnxruntime"] = cmp.Or(m.ONNXRuntime, "unknown")
 	}
-	if d := p.Device(); d != nil {
-		h.Device, h.GPU = "cuda", gpuName(d)
-		return h, nil
-	}
-	_, cpus := orchestrator.IFCPUs(0, orchestrator.Near{})
-	h.GPU = fmt.Sprintf("%s, %d of %d CPUs", m.CPU, len(cpus), m.CPUs)
 	return h, nil
 }
 

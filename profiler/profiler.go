@@ -32,18 +32,24 @@ type Options struct {
 	Grid profile.Sweep
 	// Scale is the unit of their shares.
 	Scale Scale
+	// Instances, if not nil, are the MIG instances that Scale is about. The caller closes
+	// them after the Profiler.
+	Instances *Instances
 }
 
 // Profiler measures cells of a sweep on a whole node. The model runs in processes as on
 // any node. Each process has the same quota, which is a part of the cell's share. A
 // closed loop over loopback keeps three batches per process in flight.
 //
-// One node exists as long as the Profiler. For a cell with another batch size or number
+// One node exists as long as the Profiler, or as long as cells are in the same MIG
+// instance. For a cell with another batch size or number
 // of processes, the node gets another function. If only the share differs, the
 // function's share changes. Only one goroutine may use a Profiler.
 type Profiler struct {
 	options Options
 	harness *testbed.Harness
+	node    testbed.Options
+	inside  int // the size of the MIG instance that the node has; 0: none
 	dir     string
 	change  configs.Change
 	picture []byte
@@ -62,7 +68,7 @@ const (
 	profiledPatience = 5 * time.Minute
 )
 
-// New starts a node, without the model.
+// New starts a node, without the model. With Options.Instances, Start does it.
 func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 	p := &Profiler{options: o, picture: testbed.Noise(o.Card, 2), change: configs.ChangeRestart}
 	if o.Device == configs.DeviceCPU {
@@ -97,9 +103,18 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 	// Twice what is in flight: fragments have their own slots, and more are on their
 	// way.
 	slab := max(64, 2*inFlight*len(p.picture)>>20)
-	p.harness, err = testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: p.change, Slots: slots, SlabMiB: slab})
+	p.node = testbed.Options{Device: o.Device, Change: p.change, Slots: slots, SlabMiB: slab}
+	if o.Instances == nil {
+		err = p.startNode(ctx)
+	}
+	return p, err
+}
+
+// startNode starts a node that has a device.
+func (p *Profiler) startNode(ctx context.Context) (err error) {
+	p.harness, err = testbed.Start(ctx, p.options.Binary, p.node)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("no device after a minute"))
 	defer cancel()
@@ -108,12 +123,37 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 		return err == nil && p.status.Mechanism != ""
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if p.HeldBy() == timeSlicing {
-		return nil, fmt.Errorf("%w on %s: %s", errSharesNotHeld, p.Device().Name, p.Device().Why)
+		return fmt.Errorf("%w on %s: %s", errSharesNotHeld, p.Device().Name, p.Device().Why)
 	}
-	return p, nil
+	return nil
+}
+
+// enter ends the node, and starts one in the MIG instance of a size.
+func (p *Profiler) enter(ctx context.Context, gpcs int) (err error) {
+	if err := p.leave(); err != nil {
+		return err
+	}
+	if p.node.Device, err = p.options.Instances.use(gpcs); err != nil {
+		return err
+	}
+	if err := p.startNode(ctx); err != nil {
+		return err
+	}
+	p.inside = gpcs
+	return nil
+}
+
+// leave ends the node, if there is one. Its MPS server ends, too, and does not keep an instance.
+func (p *Profiler) leave() (err error) {
+	if p.harness != nil {
+		err = p.harness.Stop()
+		p.harness.Kill()
+		p.harness, p.loaded, p.inside = nil, sweep.Cell{}, 0
+	}
+	return err
 }
 
 // errSharesNotHeld is the error of New for a GPU on which no mechanism limits
@@ -135,14 +175,16 @@ func (p *Profiler) HeldBy() string { return p.status.Mechanism }
 func (p *Profiler) Device() *control.GPU { return p.status.Device }
 
 // Close ends the node.
-func (p *Profiler) Close() error {
-	if p.harness != nil {
+func (p *Profiler) Close() (err error) {
+	if p.options.Instances != nil {
+		err = p.leave()
+	} else if p.harness != nil {
 		p.harness.Kill()
 	}
-	if err := os.RemoveAll(p.dir); err != nil {
-		return fmt.Errorf("remove folder: %w", err)
+	if removeErr := os.RemoveAll(p.dir); removeErr != nil {
+		err = errors.Join(err, fmt.Errorf("remove folder: %w", removeErr))
 	}
-	return nil
+	return err
 }
 
 // inFlight returns how many requests are kept in flight for a cell. Each process has
@@ -165,6 +207,11 @@ func (p *Profiler) ladder(batch int) []int {
 func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, error) {
 	percent := p.options.Scale.Percent(c.Share)
 	var err error
+	if p.options.Instances != nil && p.inside != c.Share {
+		if err := p.enter(ctx, c.Share); err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case p.loaded.Batch != c.Batch || p.loaded.Processes != c.Processes:
 		err = p.load(ctx, c, percent)

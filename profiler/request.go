@@ -1,6 +1,7 @@
 package profiler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/loadgen/tabular"
 	"github.com/penstock/penstock/models"
@@ -27,6 +29,7 @@ type Request struct {
 	Batches   []int  // empty: the card's ladder
 	Processes []int
 	Sizes     bool // measure at the sizes of MIG instances
+	Cut       bool // cut a GPU in MIG mode into them, for the time of the measurement
 	Window    time.Duration
 	Precision float64 // in percent of the mean
 	Windows   int
@@ -99,18 +102,19 @@ func (q *Request) Run(ctx context.Context, out, progress io.Writer) error {
 		return err
 	}
 	scale := PercentScale()
+	var instances *Instances
 	if q.Sizes {
-		if scale, err = MIGScale(q.Device); err != nil {
-			return err
+		if scale, instances, err = MIGScale(q.Device, q.Cut, mig.Open); err != nil {
+			return fmt.Errorf("--sizes: %w", err)
 		}
 	}
 	grid, err := scale.Fill(q.grid(), card)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(progress, "%s on %s: at most %d points, into %s\n%s\n", card.Name, q.Device, len(sweep.Cells(grid)), file, q.duration(grid))
+	fmt.Fprintf(progress, "%s on %s: at most %d points, into %s\n%s\n", card.Name, q.Device, len(sweep.Cells(grid, scale.Unit)), file, q.duration(grid))
 
-	options := Options{Setup: o, Card: card, Grid: grid, Scale: scale}
+	options := Options{Setup: o, Card: card, Grid: grid, Scale: scale, Instances: instances}
 	report, err := q.measure(ctx, progress, options, sweep.Options{File: file, Again: q.Again, Elapsed: elapsed})
 	if err != nil {
 		return err
@@ -122,12 +126,18 @@ func (q *Request) Run(ctx context.Context, out, progress io.Writer) error {
 }
 
 // measure starts a node and measures the points that the profile lacks.
-func (q *Request) measure(ctx context.Context, progress io.Writer, what Options, how sweep.Options) (sweep.Report, error) {
+func (q *Request) measure(ctx context.Context, progress io.Writer, what Options, how sweep.Options) (report sweep.Report, err error) {
 	node, err := New(ctx, what)
 	if err != nil {
 		return sweep.Report{}, stoppedBefore(ctx, err)
 	}
-	defer node.Close()
+	defer func() {
+		closeErr := node.Close()
+		if what.Instances != nil {
+			closeErr = errors.Join(closeErr, what.Instances.Close())
+		}
+		err = cmp.Or(closeErr, err)
+	}()
 	if how.Header, err = node.Header(); err != nil {
 		return sweep.Report{}, err
 	}
@@ -137,7 +147,7 @@ func (q *Request) measure(ctx context.Context, progress io.Writer, what Options,
 	}
 	show := sweep.NewDisplay(progress, tabular.WidthOf(os.Stderr), what.Scale.Unit)
 	how.Progress = show.Show
-	report, err := sweep.Run(ctx, node, how)
+	report, err = sweep.Run(ctx, node, how)
 	show.End()
 	if ctx.Err() == nil || !errors.Is(err, context.Cause(ctx)) {
 		return report, err
@@ -212,6 +222,8 @@ func (q *Request) check() error {
 		return fmt.Errorf("--batches %d: want at most %d", q.Batches[n-1], models.MaxBatchSize)
 	}
 	switch {
+	case q.Cut && !q.Sizes:
+		return errors.New("--cut without --sizes: want both, or neither")
 	case q.Window < 10*time.Millisecond || q.Window > time.Minute:
 		return fmt.Errorf("--window %s: want 10ms to 1m", q.Window)
 	case !(q.Precision >= 0.1 && q.Precision <= 100):

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
@@ -32,21 +33,34 @@ func PercentScale() Scale {
 	return s
 }
 
-// MIGScale returns a scale in the sizes of a GPU's MIG instances.
-func MIGScale(device string) (s Scale, err error) {
+// MIGScale returns a scale in the sizes of a GPU's MIG instances. If the GPU is not in MIG mode,
+// there are no instances, and shares are percentages of as many multiprocessors. cuts allows to
+// cut the GPU into instances.
+func MIGScale(device string, cuts bool, open func() (mig.Session, error)) (s Scale, in *Instances, err error) {
 	if device == configs.DeviceCPU {
-		return s, errors.New("--sizes: a CPU is not cut into MIG instances; leave it out, or name a GPU with --device")
+		return s, nil, errors.New("a CPU is not cut into MIG instances; leave it out, or name a GPU with --device")
 	}
-	name, err := productName(device)
+	gpu, err := findGPU(device)
 	if err != nil {
-		return s, fmt.Errorf("--sizes: %w", err)
+		return s, nil, err
 	}
-	g, err := plan.ForDevice(name)
+	if gpu.MIG || cuts {
+		session, err := open()
+		if err != nil {
+			return s, nil, err
+		}
+		if in, err = OpenInstances(session, gpu.UUID, cuts); err != nil {
+			return s, nil, err
+		}
+		s, err = in.Scale()
+		return s, in, err
+	}
+	g, err := plan.ForDevice(gpu.Name)
 	if err != nil {
-		return s, fmt.Errorf("--sizes: %w", err)
+		return s, nil, err
 	}
 	if g.Percent {
-		return s, fmt.Errorf("--sizes: %s has no MIG; leave it out", g.Name)
+		return s, nil, fmt.Errorf("%s has no MIG; leave it out", g.Name)
 	}
 	s = Scale{Unit: profile.GPCs, Total: g.GPCs}
 	for _, size := range g.Sizes {
@@ -61,26 +75,26 @@ func MIGScale(device string) (s Scale, err error) {
 		size, _ := g.Size(share)
 		return float64(size.MemoryMiB)
 	}
-	return s, nil
+	return s, nil, nil
 }
 
-// productName returns the driver's name for the GPU that --device names.
-func productName(device string) (string, error) {
+// findGPU returns the GPU that --device names.
+func findGPU(device string) (nvml.Device, error) {
 	session, err := nvml.Open()
 	if err != nil {
-		return "", err
+		return nvml.Device{}, err
 	}
 	devices, err := session.Devices()
 	if err != nil {
-		return "", err
+		return nvml.Device{}, err
 	}
 	index, byIndex := strings.CutPrefix(device, "cuda:")
 	for i, d := range devices {
-		if device == "cuda" || byIndex && index == strconv.Itoa(i) || strings.HasPrefix(d.UUID, device) {
-			return d.Name, nil
+		if device == "cuda" && i == 0 || byIndex && index == strconv.Itoa(i) || strings.HasPrefix(d.UUID, device) {
+			return d, nil
 		}
 	}
-	return "", fmt.Errorf("no GPU is %s", device)
+	return nvml.Device{}, fmt.Errorf("no GPU is %s", device)
 }
 
 // quickShares are the default shares of a quick measurement, in percent.

@@ -30,7 +30,7 @@ the knees. An unfinished profile is MODEL.csv.partial: after Ctrl-C the same com
 from it.`,
 		Example: `  penstock profile fashion
   penstock profile fashion --device cpu --shares 20,40,60,80,100 --batches 1,8 --processes 1,2 --out profiles
-  penstock profile fashion --device cuda --sizes   # MIG's sizes, by MPS percentages`,
+  penstock profile fashion --device cuda --sizes   # MIG's sizes`,
 		Args: arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Model = args[0]
@@ -49,7 +49,8 @@ from it.`,
 	cmd.Flags().IntSliceVar(&q.Shares, "shares", nil, "shares to measure, in percent (with --sizes, in GPCs); 10,20,...,100 if left out")
 	cmd.Flags().IntSliceVar(&q.Batches, "batches", nil, "batch sizes; the card's ladder if left out")
 	cmd.Flags().IntSliceVar(&q.Processes, "processes", []int{1, 2, 3, 4, 5}, "numbers of processes within a share")
-	cmd.Flags().BoolVar(&q.Sizes, "sizes", false, "measure at the sizes of the GPU's MIG instances, by MPS percentages of as many multiprocessors")
+	cmd.Flags().BoolVar(&q.Sizes, "sizes", false, "measure at the sizes of MIG instances: in the idle ones of a GPU in MIG mode, else by MPS percentages of as many multiprocessors")
+	cmd.Flags().BoolVar(&q.Cut, "cut", false, "with --sizes: cut the GPU into an instance of each size, and cut it as before at the end (needs root)")
 	cmd.Flags().DurationVar(&q.Window, "window", 250*time.Millisecond, "length of a window; longer if ten batches take longer")
 	cmd.Flags().Float64Var(&q.Precision, "precision", 5, "half the confidence interval of a stable point, in percent of the mean")
 	cmd.Flags().IntVar(&q.Windows, "windows", 20, "max number of windows per point")

@@ -31,6 +31,7 @@ func TestProfileFlags(t *testing.T) {
 		"fashion --window 1ms":                               "--window 1ms: want 10ms to 1m",
 		"fashion --precision NaN":                            "--precision NaN: want 0.1 to 100",
 		"fashion --windows 3":                                "--windows 3: want at least 4",
+		"fashion --cut":                                      "--cut without --sizes",
 		"fashion --sizes":                                    "--sizes: a CPU is not cut into MIG instances",
 		"fashion --out /proc/nothing":                        "make folder for the profile: mkdir /proc/nothing",
 	} {

@@ -44,6 +44,9 @@ const (
 	Percent Unit = "percent"
 )
 
+// MIG is the Header.HeldBy of shares that are MIG instances.
+const MIG = "mig"
+
 // Header describes what was measured, where, and with which software. For a file
 // without a header, only Unit is set: GPCs, as in ParvaGPU's files.
 type Header struct {
@@ -64,7 +67,7 @@ type Header struct {
 	// Total is the share of the whole device: 100 percent, 7 GPCs.
 	Total int `json:"total,omitempty"`
 	// HeldBy is the mechanism that limits a process to its share: "cgroup-v2",
-	// "mps", ...
+	// "mps", MIG, ...
 	HeldBy string `json:"held_by,omitempty"`
 	// Versions are those of everything that affects the figures: "penstock",
 	// "framework", "driver", ...

@@ -51,7 +51,7 @@ const stalls = 2
 //     processes and a larger batch would only take longer and hold more memory. A
 //     larger share would only be taken from other functions.
 func next(p *profile.Profile, skip map[Cell]bool) (cell Cell, left int, ok bool) {
-	for _, c := range Cells(*p.Header.Sweep) {
+	for _, c := range Cells(*p.Header.Sweep, p.Header.Unit) {
 		_, done := p.Find(c.Share, c.Batch, c.Processes)
 		if done || skip[c] || p.Header.AnswersWrongly(c.Share, c.Processes) || !helps(p.Header.Unit, p.Points, c) {
 			continue
@@ -64,8 +64,16 @@ func next(p *profile.Profile, skip map[Cell]bool) (cell Cell, left int, ok bool)
 }
 
 // Cells returns all cells of a grid in the order of measurement. A batch size is
-// loaded once per number of processes and then gets one share after the other.
-func Cells(grid profile.Sweep) (cells []Cell) {
+// loaded once per number of processes and then gets one share after the other. Shares
+// in GPCs are the outer loop, because an instance must be cut for each.
+func Cells(grid profile.Sweep, unit profile.Unit) (cells []Cell) {
+	if unit == profile.GPCs && len(grid.Shares) > 1 {
+		for _, share := range grid.Shares {
+			grid.Shares = []int{share}
+			cells = append(cells, Cells(grid, unit)...)
+		}
+		return cells
+	}
 	for _, batch := range grid.Batches {
 		for _, processes := range grid.Processes {
 			for _, share := range grid.Shares {

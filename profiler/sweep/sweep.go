@@ -186,7 +186,7 @@ func (s *sweep) measure(ctx context.Context, c Cell) (ended Ended, err error) {
 
 func (s *sweep) notify(c Cell, remaining int, ended *Ended) {
 	if s.Progress != nil {
-		cells := len(Cells(*s.Header.Sweep))
+		cells := len(Cells(*s.Header.Sweep, s.Header.Unit))
 		s.Progress(Progress{Cell: c, Done: cells - remaining, Cells: cells, Ended: ended})
 	}
 }
@@ -194,7 +194,7 @@ func (s *sweep) notify(c Cell, remaining int, ended *Ended) {
 // countLeft reports the cells that were not measured.
 func (s *sweep) countLeft() {
 	r := s.report
-	for _, c := range Cells(*s.Header.Sweep) {
+	for _, c := range Cells(*s.Header.Sweep, s.Header.Unit) {
 		_, found := r.Profile.Find(c.Share, c.Batch, c.Processes)
 		switch {
 		case r.Profile.Header.AnswersWrongly(c.Share, c.Processes):
@@ -248,7 +248,7 @@ func Estimate(grid profile.Sweep) (least, most time.Duration) {
 		load   = 1500 * time.Millisecond
 	)
 	loads := time.Duration(len(grid.Batches)*len(grid.Processes)) * load
-	points := time.Duration(len(Cells(grid)))
+	points := time.Duration(len(Cells(grid, profile.Percent)))
 	window := time.Duration(grid.WindowSeconds * float64(time.Second))
 	point := func(windows int) time.Duration { return share + time.Duration(warmUp+windows)*window }
 	return loads + points*point(grid.MinWindows), loads + points*point(grid.MaxWindows)

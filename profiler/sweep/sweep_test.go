@@ -162,7 +162,7 @@ func TestEarlyStop(t *testing.T) {
 	if _, there := r.Profile.Find(50, 1, 5); there {
 		t.Error("5 processes were measured after 3 and 4 brought nothing")
 	}
-	if want := len(Cells(*o.Header.Sweep)) - len(r.Profile.Points); r.Saved != want {
+	if want := len(Cells(*o.Header.Sweep, o.Header.Unit)) - len(r.Profile.Points); r.Saved != want {
 		t.Errorf("saved %d, want %d", r.Saved, want)
 	}
 }
@@ -398,7 +398,7 @@ func TestWrongAnswers(t *testing.T) {
 	if want := "18 points left out because the model answers wrongly there: 30 % with 1 processes, 10 % with 1 processes\n"; !strings.Contains(table.String(), want) {
 		t.Errorf("table\n%s\nwant %s", &table, want)
 	}
-	if n := len(r.Profile.Points) + r.Saved + r.Wrong; n != len(Cells(*o.Header.Sweep)) {
+	if n := len(r.Profile.Points) + r.Saved + r.Wrong; n != len(Cells(*o.Header.Sweep, o.Header.Unit)) {
 		t.Errorf("%d cells are accounted for, want all", n)
 	}
 
@@ -414,7 +414,7 @@ func TestSmallModel(t *testing.T) {
 	t.Run("never busy", func(t *testing.T) {
 		f, o := newFake(), options(t)
 		f.waiting = map[Cell]bool{}
-		for _, c := range Cells(*o.Header.Sweep) {
+		for _, c := range Cells(*o.Header.Sweep, o.Header.Unit) {
 			f.waiting[c] = true
 		}
 		r := run(t, f, o)
@@ -426,7 +426,7 @@ func TestSmallModel(t *testing.T) {
 		f, o := newFake(), options(t)
 		o.Header.Sweep.Batches = []int{4}
 		f.starved = map[Cell]bool{}
-		for _, c := range Cells(*o.Header.Sweep) {
+		for _, c := range Cells(*o.Header.Sweep, o.Header.Unit) {
 			f.starved[c] = true
 		}
 		_, err := Run(t.Context(), f, o)
@@ -447,7 +447,7 @@ func TestBudget(t *testing.T) {
 	if len(r.Late) == 0 || len(r.Left) != 0 || !r.Profile.Header.Complete || len(r.Profile.Header.Knees) == 0 {
 		t.Errorf("%d cells are late, %d left out, complete is %t, knees %v", len(r.Late), len(r.Left), r.Profile.Header.Complete, r.Profile.Header.Knees)
 	}
-	if n := len(r.Profile.Points) + len(r.Late) + r.Saved; n != len(Cells(*o.Header.Sweep)) {
+	if n := len(r.Profile.Points) + len(r.Late) + r.Saved; n != len(Cells(*o.Header.Sweep, o.Header.Unit)) {
 		t.Errorf("%d cells are accounted for, want all", n)
 	}
 }
@@ -501,7 +501,7 @@ func TestProgress(t *testing.T) {
 		}
 	}
 	r := run(t, f, o)
-	if cells := len(Cells(*o.Header.Sweep)); done != cells || ended != r.New {
+	if cells := len(Cells(*o.Header.Sweep, o.Header.Unit)); done != cells || ended != r.New {
 		t.Errorf("%d of %d cells at the end, told of %d of %d points", done, cells, ended, r.New)
 	}
 }
