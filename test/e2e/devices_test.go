@@ -1,0 +1,114 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/node"
+)
+
+// severalGPUs returns the environment of a node with unequal GPUs, MPS and NVML.
+func severalGPUs(t *testing.T, settings ...cudafake.Setting) []string {
+	t.Helper()
+	environment := withGPU(t, true)
+	driver, err := fakeGPU()
+	must.OK(t, err)
+	settings = append([]cudafake.Setting{cudafake.Memory(16 << 30)}, settings...)
+	return append(environment, cudafake.Env(settings...), cudafake.NVML(driver))
+}
+
+// environmentOf returns a variable of a process's environment.
+func environmentOf(t *testing.T, pid int, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	must.OK(t, err)
+	for _, e := range bytes.Split(text, []byte{0}) {
+		if value, ok := bytes.CutPrefix(e, []byte(name+"=")); ok {
+			return string(value)
+		}
+	}
+	return ""
+}
+
+// daemons returns the values of CUDA_VISIBLE_DEVICES of a node's MPS daemons.
+func daemons(t *testing.T, nd *node.Node) map[string]int {
+	t.Helper()
+	found := map[string]int{}
+	pids, _ := filepath.Glob(filepath.Join(nd.Dir, "mps-*", "nvidia-cuda-mps-control.pid"))
+	for _, file := range pids {
+		var pid int
+		text, err := os.ReadFile(file)
+		must.OK(t, err)
+		must.Get(fmt.Sscan(string(text), &pid))(t)
+		found[environmentOf(t, pid, "CUDA_VISIBLE_DEVICES")]++
+	}
+	return found
+}
+
+// One node runs functions on two GPUs: a manager, an orchestrator, and an MPS daemon per GPU.
+func TestTwoGPUs(t *testing.T) {
+	t.Parallel()
+	environment := severalGPUs(t, cudafake.Devices(2))
+	card := nodetest.Card(t, "digest", small)
+	nd := start(t, fmt.Sprintf(`devices: [cuda:0, 1]
+functions:
+  - {name: fn, model: %[1]s, port: 0, devices: [0]}
+  - {name: other, model: %[1]s, port: 0, devices: [1]}
+`, card), environment...)
+
+	on := map[string]string{"fn": cudafake.UUID(0), "other": cudafake.UUID(1)}
+	for name, uuid := range on {
+		active, shadow := nodetest.Serving(t, nd, name)
+		for _, p := range []int{active.PID, shadow.PID} {
+			if visible := environmentOf(t, p, "CUDA_VISIBLE_DEVICES"); visible != uuid {
+				t.Errorf("process %d of %s sees %s, want %s", p, name, visible, uuid)
+			}
+		}
+	}
+	for uuid, n := range map[string]int{cudafake.UUID(0): 1, cudafake.UUID(1): 1} {
+		if got := daemons(t, nd); len(got) != 2 || got[uuid] != n {
+			t.Errorf("MPS daemons %v", got)
+		}
+	}
+	count := map[string]int{}
+	for _, p := range nodetest.Processes(nd.Dir) {
+		count[p.Command]++
+	}
+	if count["manager"] != 1 || count["orchestrator"] != 1 {
+		t.Errorf("processes %v", count)
+	}
+
+	others := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "other", client.Options{Deliver: others.Deliver(small), Timeout: 20 * time.Second})
+	const sent = 100
+	got := stream(t, nd, 2*sent, func() { nodetest.Send(t, c, small, 0, sent, time.Millisecond) })
+	others.Wait(sent)
+	if got.By[client.StatusOK] != 2*sent || got.Wrong > 0 || others.By[client.StatusOK] != sent || others.Wrong > 0 {
+		t.Errorf("answers %s, and %s", got, others)
+	}
+
+	status, err := nd.Status()
+	must.OK(t, err)
+	for i, sms := range []int{132, 116} {
+		d := status.Devices[i]
+		if d.GPU == nil || d.GPU.SMs != sms || d.GPU.UUID != cudafake.UUID(i) || d.Mechanism != "mps" {
+			t.Errorf("device %d is %+v, %+v", i, d, d.GPU)
+		}
+	}
+	list, err := exec.CommandContext(nodetest.Context(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
+	if err != nil || !strings.Contains(string(list), "fn") || !strings.Contains(string(list), "other") {
+		t.Errorf("if list says %v\n%s", err, list)
+	}
+	nodetest.Settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "other")
+}
