@@ -63,6 +63,7 @@ type Harness struct {
 
 // Options say which node to start.
 type Options struct {
+	// Device is as configs.Config.Device; empty: More has it.
 	Device string
 	// Change is how shares of `policy: gslice` change; empty for the node's default policy.
 	Change configs.Change
@@ -100,16 +101,20 @@ func Start(ctx context.Context, binary string, o Options) (*Harness, error) {
 	if change != "" {
 		shares = fmt.Sprintf("shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}", change)
 	}
+	device := ""
+	if o.Device != "" {
+		device = "device: " + o.Device
+	}
 	var config strings.Builder
 	fmt.Fprintf(&config, `
 log: {level: info}
-device: %s
+%s
 reserved_cpus: %d
 fault_hold: 0s
 aggregate: {slots: %d}
 %s
 %s
-`, o.Device, b.cpus.Reserved, slots, shares, o.More)
+`, device, b.cpus.Reserved, slots, shares, o.More)
 	if !strings.Contains(o.More, "source:") {
 		fmt.Fprintf(&config, "slab: {size: %dMiB, receive_buffer: 64MiB}\n", cmp.Or(o.SlabMiB, 512))
 	}

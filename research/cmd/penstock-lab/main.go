@@ -85,6 +85,7 @@ func root() *cobra.Command {
   penstock-lab guest
   penstock-lab turns
   penstock-lab gather
+  penstock-lab devices --devices cuda:0,cuda:1
   penstock-lab swap -n 1000
   penstock-lab plan
   penstock-lab overhead --device cuda --models models`,
@@ -163,7 +164,7 @@ func root() *cobra.Command {
 
 	cmd.AddCommand(ingestCommand(print), dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print), dpdkCommand(print),
 		limitCommand(print), startCommand(print), faultCommand(print), planCommand(print), evaluateCommand(print), readyCommand(print),
-		weightsCommand(print), instanceCommand(), sharingCommand(print), simulateCommand(print), lanesCommand(print), workerCommand(print), residencyCommand(print), loadingCommand(print), guestLabCommand(print), burnCommand(),
+		weightsCommand(print), devicesCommand(print), instanceCommand(), sharingCommand(print), simulateCommand(print), lanesCommand(print), workerCommand(print), residencyCommand(print), loadingCommand(print), guestLabCommand(print), burnCommand(),
 		turnsCommand(print))
 	return cmd
 }

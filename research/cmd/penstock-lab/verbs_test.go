@@ -57,7 +57,7 @@ var onCPU = []struct {
 
 // withGPU and withDPDK are runs that report what is missing.
 var (
-	withGPU  = [][]string{{"gather"}, {"weights"}, {"turns"}, words("swap --device cuda"), words("evaluate --figure fig16 --device cuda --out /nowhere")}
+	withGPU  = [][]string{{"gather"}, {"weights"}, {"turns"}, {"devices"}, words("swap --device cuda"), words("evaluate --figure fig16 --device cuda --out /nowhere")}
 	withDPDK = [][]string{{"dpdk"}, words("ingest --source dpdk")}
 )
 
