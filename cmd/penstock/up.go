@@ -74,7 +74,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		return err
 	}
 	defer release()
-	unclaim, err := claimCPUs(c, log)
+	unclaim, err := pinToClaim(c, log)
 	if err != nil {
 		return err
 	}
@@ -127,27 +127,46 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	return err
 }
 
-// claimCPUs chooses CPUs that no other node has and keeps this process, and those that it starts, on them.
-func claimCPUs(c configs.Config, log zerolog.Logger) (unclaim func(), err error) {
-	const root = "/"
+// pinToClaim keeps this process, and those that it starts, on CPUs that no other node has.
+func pinToClaim(c configs.Config, log zerolog.Logger) (unclaim func(), err error) {
 	allowed, err := cpuset.Allowed()
 	if err != nil { // more CPUs than a set holds
 		return func() {}, nil
 	}
-	near := check.Near(c)
+	cpus, unclaim := claimCPUs("/", allowed, c, check.Near(c), log)
+	if len(cpus) < len(allowed) {
+		log.Info().Str("cpus", cpuset.Format(cpus)).Msg("claimed CPUs")
+		err = cpuset.Pin(cpus)
+	}
+	return unclaim, err
+}
+
+// claimCPUs claims the CPUs that poll for DPDK, and chooses others that no other node has. If there are none, the
+// node shares all.
+func claimCPUs(root string, allowed []int, c configs.Config, near orchestrator.Near, log zerolog.Logger) (cpus []int, unclaim func()) {
+	var polls []int
+	if d := c.Source.DPDK; d != nil {
+		polls = d.LCores
+	}
+	without := func(cpus []int) []int {
+		return slices.DeleteFunc(slices.Clone(cpus), func(cpu int) bool { return slices.Contains(polls, cpu) })
+	}
+	polling := topology.Take(root, polls)
+	if len(polling.Busy) > 0 {
+		log.Warn().Ints("cpus", polling.Busy).Msg("other nodes have claimed CPUs of source.dpdk.lcores, so packets may be lost; name other CPUs there")
+	}
+	if rest := without(allowed); len(rest) > 0 {
+		allowed = rest
+	}
 	for taken := []int{}; ; {
 		cpus, shared := orchestrator.ChooseCPUs(allowed, taken, c.ReservedCPUs, near)
 		if shared {
 			log.Info().Msg("other nodes have claimed the CPUs; this node shares them, and requests may wait")
-			return func() {}, nil
+			return cpus, polling.Release
 		}
-		claim := topology.Take(root, cpus)
+		claim := topology.Take(root, without(cpus))
 		if len(claim.Busy) == 0 {
-			if len(cpus) < len(allowed) {
-				log.Info().Str("cpus", cpuset.Format(cpus)).Msg("claimed CPUs")
-				err = cpuset.Pin(cpus)
-			}
-			return claim.Release, err
+			return cpus, func() { claim.Release(); polling.Release() }
 		}
 		taken = append(taken, claim.Busy...)
 		claim.Release()
