@@ -78,7 +78,7 @@ func (p Here) Priorities(ctx context.Context, g Found, environment map[string]st
 
 // KnownPriorities returns what a node of this user measured on a GPU. ok is false if no node has
 // measured it with this driver. session may be nil.
-func KnownPriorities(d cuda.Device, session nvml.Session) (result control.StreamPriorities, ok bool) {
+func KnownPriorities(uuid, name string, session nvml.Session) (result control.StreamPriorities, ok bool) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return result, false
@@ -87,7 +87,7 @@ func KnownPriorities(d cuda.Device, session nvml.Session) (result control.Stream
 	if err != nil {
 		return result, false
 	}
-	result, err = Here{Cache: filepath.Join(cache, "penstock")}.read(Found{UUID: d.UUID(), Name: d.Name(), Driver: driver})
+	result, err = Here{Cache: filepath.Join(cache, "penstock")}.read(Found{UUID: uuid, Name: name, Driver: driver})
 	return result, err == nil
 }
 

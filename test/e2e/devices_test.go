@@ -112,3 +112,35 @@ functions:
 	nodetest.Settled(t, nd, "fn")
 	nodetest.Settled(t, nd, "other")
 }
+
+// A node runs on MIG instances: each is a device, with its MPS daemon.
+func TestMIGInstances(t *testing.T) {
+	t.Parallel()
+	environment := severalGPUs(t, cudafake.Devices(2), cudafake.MIG(1))
+	nd := start(t, fmt.Sprintf(`devices: [%[2]s, %[3]s, cuda:0]
+shares: {policy: gslice, tune: false, change: shadow}
+functions:
+  - {name: fn, model: %[1]s, port: 0, share_percent: 50, devices: [%[2]s]}
+  - {name: other, model: %[1]s, port: 0, share_percent: 50, devices: [%[3]s]}
+  - {name: whole, model: %[1]s, port: 0, share_percent: 50, devices: [0]}
+`, nodetest.Card(t, "digest", small), cudafake.Instance(0), cudafake.Instance(1)), environment...)
+	for name, uuid := range map[string]string{"fn": cudafake.Instance(0), "other": cudafake.Instance(1), "whole": cudafake.UUID(0)} {
+		active, _ := nodetest.Serving(t, nd, name)
+		if visible := environmentOf(t, active.PID, "CUDA_VISIBLE_DEVICES"); visible != uuid {
+			t.Errorf("%s sees %s, want %s", name, visible, uuid)
+		}
+		if got := daemons(t, nd); len(got) != 3 || got[uuid] != 1 {
+			t.Errorf("MPS daemons %v", got)
+		}
+	}
+	if got := stream(t, nd, 50, func() {}); got.By[client.StatusOK] != 50 || got.Wrong > 0 {
+		t.Errorf("answers %s", got)
+	}
+	status, err := nd.Status()
+	must.OK(t, err)
+	for i := range 2 {
+		if g := status.Devices[i].GPU; g == nil || g.SMs != 58 || g.MemoryBytes != 7<<30 || g.Name != "Penstock Fake 1 MIG 3g.7gb" {
+			t.Errorf("instance %d is %+v", i, g)
+		}
+	}
+}

@@ -4,23 +4,72 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/penstock/penstock/cmd/penstock/apart"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // Devices says, before anything is started, why there is no GPU of a name that
 // the configuration wants.
 func Devices(c configs.Config) error {
-	_, err := findDevices(c)
+	_, err := findDevices(c, nvml.Open)
 	return err
 }
 
+// device is a GPU, or a MIG instance.
+type device struct{ name, uuid, product string }
+
+func newDevice(d cuda.Device) device {
+	return device{fmt.Sprintf("cuda:%d", d.Ordinal()), d.UUID(), d.Name()}
+}
+
+func newInstance(in nvml.Instance) device {
+	return device{fmt.Sprintf("%.12s", in.UUID), in.UUID, in.Name}
+}
+
+// findDevice returns a device by its name in a configuration. CUDA shows this process one instance of all.
+func findDevice(name string, open func() (nvml.Session, error)) (device, error) {
+	if !nvml.IsInstance(name) {
+		d, err := cuda.Find(name)
+		return newDevice(d), err
+	}
+	session, err := open()
+	if err != nil {
+		return device{}, err
+	}
+	in, err := nvml.FindInstance(session, name)
+	return newInstance(in), err
+}
+
+// listDevices returns the GPUs that CUDA shows, and all MIG instances unless CUDA_VISIBLE_DEVICES chooses one.
+func listDevices(open func() (nvml.Session, error)) (list []device, err error) {
+	devices, err := cuda.Devices()
+	if err != nil && !gpu.Missing(err) {
+		return nil, err
+	}
+	for _, d := range devices {
+		list = append(list, newDevice(d))
+	}
+	session, err := open()
+	if _, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); err != nil || set {
+		return list, nil
+	}
+	instances, err := session.Instances()
+	for _, in := range instances {
+		if !slices.ContainsFunc(list, func(d device) bool { return d.uuid == in.UUID }) {
+			list = append(list, newInstance(in))
+		}
+	}
+	return list, err
+}
+
 // findDevices returns the GPUs that a configuration names. For "all" these are all.
-func findDevices(c configs.Config) (list []cuda.Device, err error) {
+func findDevices(c configs.Config, open func() (nvml.Session, error)) (list []device, err error) {
 	hint := "`device: auto` to fall back to the CPU"
 	if len(c.Devices) > 0 {
 		hint = "`devices: all`"
@@ -33,17 +82,14 @@ func findDevices(c configs.Config) (list []cuda.Device, err error) {
 			return nil, err
 		}
 		if name == configs.DeviceAll {
-			if list, err = cuda.Devices(); gpu.Missing(err) {
-				err = nil
-			}
-			return list, err
+			return listDevices(open)
 		}
-		d, err := cuda.Find(name)
+		d, err := findDevice(name, open)
 		if err != nil {
 			return nil, fmt.Errorf("device %s: %w; list the devices with `penstock doctor`, or set %s", name, err, hint)
 		}
-		if slices.Contains(list, d) {
-			return nil, fmt.Errorf("device %s is %v, which the list has already; want each once", name, d)
+		if slices.ContainsFunc(list, func(other device) bool { return other.uuid == d.uuid }) {
+			return nil, fmt.Errorf("device %s is %s %s, which the list has already; want each once", name, d.name, d.uuid)
 		}
 		list = append(list, d)
 	}
@@ -76,13 +122,10 @@ func GPUs(dir string) ([]string, error) {
 	if err := gpu.StayOut(dir); err != nil {
 		return nil, err
 	}
-	devices, err := cuda.Devices()
-	if err != nil && !gpu.Missing(err) {
-		return nil, err
-	}
+	devices, err := listDevices(nvml.Open)
 	uuids := []string{}
 	for _, d := range devices {
-		uuids = append(uuids, d.UUID())
+		uuids = append(uuids, d.uuid)
 	}
-	return uuids, nil
+	return uuids, err
 }

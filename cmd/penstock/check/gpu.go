@@ -26,7 +26,7 @@ var gpuChecks = []row{
 // gpus are the GPUs of a machine.
 type gpus struct {
 	devices []cuda.Device
-	chosen  []cuda.Device // those that the configuration names, or the first one
+	chosen  []device // those that the configuration names, or the first one
 	session nvml.Session
 	err     error // no GPU is usable, or not the configured ones
 	nvmlErr error // session is nil
@@ -43,13 +43,13 @@ func (m *machine) needsGPU() bool {
 }
 
 // ofChosen makes a finding about each GPU that the configuration names. With several, the subject has the index.
-func ofChosen(subject string, of func(context.Context, *machine, cuda.Device) Finding) func(context.Context, *machine) []Finding {
+func ofChosen(subject string, of func(context.Context, *machine, device) Finding) func(context.Context, *machine) []Finding {
 	return func(ctx context.Context, m *machine) (list []Finding) {
 		chosen := m.gpus().chosen
 		for _, d := range chosen {
 			about := subject
 			if len(chosen) > 1 {
-				about += fmt.Sprintf(" of cuda:%d", d.Ordinal())
+				about += " of " + d.name
 			}
 			list = append(list, of(ctx, m, d).about(about))
 		}
@@ -63,7 +63,7 @@ func (m *machine) findGPUs() (g gpus) {
 	}
 	devices, err := cuda.Devices()
 	if err == nil || m.needsGPU() {
-		g.chosen, err = findDevices(m.config)
+		g.chosen, err = findDevices(m.config, m.openNVML)
 	}
 	if err != nil {
 		g.err = err
@@ -73,7 +73,7 @@ func (m *machine) findGPUs() (g gpus) {
 		return g
 	}
 	if len(g.chosen) == 0 {
-		g.chosen = devices[:1]
+		g.chosen = []device{newDevice(devices[0])}
 	}
 	g.session, g.nvmlErr = m.openNVML()
 	return g
@@ -121,8 +121,8 @@ func nvmlLibrary(_ context.Context, m *machine) Finding {
 }
 
 // streamPriorities shows what a node measured on a GPU. Only a node measures.
-func streamPriorities(_ context.Context, m *machine, d cuda.Device) Finding {
-	p, known := gpu.KnownPriorities(d, m.gpus().session)
+func streamPriorities(_ context.Context, m *machine, d device) Finding {
+	p, known := gpu.KnownPriorities(d.uuid, d.product, m.gpus().session)
 	figures := fmt.Sprintf("work of %.0f µs takes %.0f µs at high priority and %.0f µs at the same priority next to a full GPU", p.AloneMicros, p.HighMicros, p.EqualMicros)
 	switch {
 	case !known:
@@ -133,8 +133,8 @@ func streamPriorities(_ context.Context, m *machine, d cuda.Device) Finding {
 	return pass("hold between processes: " + figures)
 }
 
-// gpuDevices has two findings per GPU: whether it may be used, and how its multiprocessors
-// can be divided.
+// gpuDevices has two findings per GPU that CUDA shows: whether it may be used, and how its multiprocessors
+// can be divided. It has one per MIG instance.
 func gpuDevices(_ context.Context, m *machine) (list []Finding) {
 	g := m.gpus()
 	known := map[string]nvml.Device{}
@@ -148,6 +148,17 @@ func gpuDevices(_ context.Context, m *machine) (list []Finding) {
 		list = append(list,
 			gpuDevice(d, known, g.session).about(fmt.Sprintf("cuda:%d", d.Ordinal())),
 			greenContexts(d).about("green contexts"))
+	}
+	if g.session == nil {
+		return list
+	}
+	instances, err := g.session.Instances()
+	if err != nil {
+		return append(list, failed(err).about("instances"))
+	}
+	for i, in := range instances {
+		text := fmt.Sprintf("%s, %s of %s, %d multiprocessors, %d MiB", in.Name, in.UUID, in.GPU, in.SMs, in.MemoryBytes>>20)
+		list = append(list, pass(text).about(fmt.Sprintf("instance %d", i)))
 	}
 	return list
 }
@@ -168,11 +179,7 @@ func gpuDevice(d cuda.Device, known map[string]nvml.Device, session nvml.Session
 		memory = fmt.Sprintf("%d of %d MiB used", u.UsedBytes>>20, u.TotalBytes>>20)
 	}
 	text += fmt.Sprintf("%s, compute mode %v", memory, n.ComputeMode)
-	switch {
-	case n.MIG:
-		return fail(text+"; MIG is on, and a node cannot run on MIG instances",
-			fmt.Sprintf("nvidia-smi -i %s -mig 0   # as root, when no process uses the GPU", d.UUID()))
-	case n.ComputeMode == nvml.Prohibited:
+	if n.ComputeMode == nvml.Prohibited {
 		return fail(text+", which lets no process use it", fmt.Sprintf("nvidia-smi -i %s -c DEFAULT   # as root", d.UUID()))
 	}
 	return pass(text + ", MIG off")

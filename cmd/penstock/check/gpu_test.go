@@ -94,8 +94,6 @@ func TestGPU(t *testing.T) {
 func TestGPUProblems(t *testing.T) {
 	prohibited := checkGPU(t, configs.DeviceAuto, withGPU(func(d *nvml.Device) { d.ComputeMode = nvml.Prohibited }))
 	expect(t, prohibited, "cuda:0", false, "compute mode prohibited, which lets no process use it", "nvidia-smi -i "+fakeUUID+" -c DEFAULT")
-	mig := checkGPU(t, configs.DeviceAuto, withGPU(func(d *nvml.Device) { d.MIG = true }))
-	expect(t, mig, "cuda:0", false, "MIG is on", "nvidia-smi -i "+fakeUUID+" -mig 0")
 
 	m := withGPU(nil)
 	m.openNVML = func() (nvml.Session, error) { return nil, nvml.ErrUnavailable }
@@ -117,6 +115,34 @@ func TestGPUProblems(t *testing.T) {
 	cudafake.Apply(t, cudafake.Refuse("cuDeviceGetDevResource", 0, 801))
 	found = checkGPU(t, configs.DeviceAuto, withGPU(nil))
 	expect(t, found, "green contexts", false, "shares change by shadow swaps only", "CUDA 12.4")
+}
+
+func TestInstances(t *testing.T) {
+	cudafake.Apply(t, cudafake.MIG(0))
+	m := withGPU(func(d *nvml.Device) { d.MIG = true })
+	session, err := m.openNVML()
+	must.OK(t, err)
+	var instances []nvml.Instance
+	for i := range 2 {
+		instances = append(instances, nvml.Instance{UUID: cudafake.Instance(i), GPU: fakeUUID, Name: "Fake MIG 3g.0gb", SMs: 66, MemoryBytes: 512 << 20})
+	}
+	session.(*nvmlfake.Session).Divide(instances...)
+
+	found := checkGPU(t, cudafake.Instance(1), m)
+	expect(t, found, "cuda:0", true, cudafake.Instance(0), "")
+	expect(t, found, "instance 1", true, "Fake MIG 3g.0gb, "+cudafake.Instance(1)+" of "+fakeUUID+", 66 multiprocessors, 512 MiB", "")
+	expect(t, found, "mps", true, "can run here (tried)", "")
+	found = checkGPU(t, "MIG-1", m)
+	expect(t, found, "gpu", false, cudafake.Instance(0)+" (Fake MIG 3g.0gb)", "nvidia-smi -L")
+
+	all, err := listDevices(m.openNVML)
+	if err != nil || len(all) != 2 || all[0].uuid != cudafake.Instance(0) || all[1].uuid != cudafake.Instance(1) {
+		t.Errorf("all devices are %+v, %v", all, err)
+	}
+	t.Setenv("CUDA_VISIBLE_DEVICES", "0")
+	if all, err = listDevices(m.openNVML); err != nil || len(all) != 1 {
+		t.Errorf("visible are %+v, %v", all, err)
+	}
 }
 
 func TestMissingGPU(t *testing.T) {

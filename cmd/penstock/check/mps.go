@@ -8,14 +8,13 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
 // mpsDaemon looks at a GPU's MPS daemon of the node that runs here, or else tries to start one. A
 // node whose daemon did not start keeps running without MPS; that is a finding too.
-func mpsDaemon(ctx context.Context, m *machine, d cuda.Device) Finding {
-	g, dir, uuid := m.gpus(), m.config.RuntimeDir, d.UUID()
+func mpsDaemon(ctx context.Context, m *machine, d device) Finding {
+	g, dir, uuid := m.gpus(), m.config.RuntimeDir, d.uuid
 	switch pid, clients, ok := mps.Running(ctx, dir, uuid); {
 	case ok:
 		return pass(fmt.Sprintf("a node runs here: daemon %d, clients %d", pid, len(clients)))
