@@ -25,6 +25,9 @@ var ErrNotSupported = errors.New("not supported")
 // ErrNoDevice is returned for a UUID that no device has.
 var ErrNoDevice = errors.New("no such device")
 
+// ErrLost is returned for a device that has fallen off the bus, or must be reset.
+var ErrLost = errors.New("the device is lost")
+
 // Error is a refused call: "nvmlDeviceGetMemoryInfo of GPU-…: ERROR_…".
 type Error struct {
 	Op   string // the library's function

@@ -95,6 +95,8 @@ func refused(op, uuid string, ret lib.Return) error {
 		return &Error{op, uuid, fmt.Errorf("%w (%w)", ErrNotSupported, ret)}
 	case lib.ERROR_NOT_FOUND:
 		return &Error{op, uuid, fmt.Errorf("%w (%w)", ErrNoDevice, ret)}
+	case lib.ERROR_GPU_IS_LOST, lib.ERROR_RESET_REQUIRED:
+		return &Error{op, uuid, fmt.Errorf("%w (%w)", ErrLost, ret)}
 	}
 	return &Error{op, uuid, ret}
 }

@@ -150,6 +150,13 @@ func TestErrors(t *testing.T) {
 				t.Errorf("%s refused: %v", name, err)
 			}
 		}
+		os.Setenv("FAKE_NVML_REFUSE", "nvmlDeviceGetMemoryInfo_v2")
+		for _, status := range []string{"15", "16"} { // lost; to be reset
+			os.Setenv("FAKE_NVML_STATUS", status)
+			if _, err := s.Usage(first); !errors.Is(err, ErrLost) {
+				t.Errorf("status %s: %v", status, err)
+			}
+		}
 	})
 }
 
