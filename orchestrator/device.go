@@ -55,7 +55,7 @@ func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
 	s.devices = nil
 	var added []*device
 	for _, name := range wanted.Devices {
-		o := gpu.Options{Device: name, NoMPS: wanted.NoMPS, Probe: wanted.ProbePriorities}
+		o := gpu.Options{Device: name, NoMPS: wanted.NoMPS, Probe: wanted.ProbePriorities, Bound: s.bound[name]}
 		i := slices.IndexFunc(before, func(d *device) bool { return d.Device == name && !(adopting && d.lacks(o)) })
 		if i < 0 {
 			added = append(added, s.newDevice(o))
@@ -78,13 +78,13 @@ func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
 
 // lacks compares an open device with what is wanted: MPS, or turns without it, and measured priorities.
 func (d *device) lacks(o gpu.Options) bool {
-	fellBack := d.onGPU() && !d.sharesAtOnce() && !o.NoMPS
+	fellBack := d.onGPU() && d.Lost == "" && !d.sharesAtOnce() && !o.NoMPS
 	return d.NoMPS != o.NoMPS || o.Probe && !d.Probe || fellBack
 }
 
 func (s *supervisor) closeDevices() {
 	for _, d := range s.devices {
-		d.close()
+		s.closing.Go(d.close)
 	}
 	s.closing.Wait()
 }
@@ -107,6 +107,17 @@ func (s *supervisor) deviceFailure() error {
 		}
 	}
 	return nil
+}
+
+// held says why no process may be started on the device now; empty if it may.
+func (d *device) held() string {
+	switch {
+	case d.opening():
+		return "waiting until the GPU is found"
+	case d.Lost != "":
+		return d.Idle
+	}
+	return ""
 }
 
 // opening reports whether it is not known yet what the device is.
@@ -144,7 +155,7 @@ func (s *supervisor) sweep() {
 
 // note takes the device's new state.
 func (d *device) note(now gpu.State) {
-	died := d.Opened && now.Losses > d.Losses
+	died, worked := d.Opened && now.Losses > d.Losses, d.Lost == ""
 	d.State, d.reported = now, true
 	for _, other := range d.s.devices {
 		if other != d && d.onGPU() && other.onGPU() && other.UUID == d.UUID {
@@ -155,6 +166,13 @@ func (d *device) note(now gpu.State) {
 		d.s.target.ending = true // no process can run without the device
 		return
 	}
+	if d.Lost != "" {
+		if worked {
+			d.vanish()
+		}
+		return
+	}
+	d.s.bind(d)
 	if d.recovery.serverless {
 		if d.recovery.serverless = !died; d.recovery.serverless && !d.recovery.asking {
 			d.ask(key{})
@@ -199,9 +217,9 @@ func (s *supervisor) wakesHeldUntil() (next time.Time) {
 
 // observe returns the device for the manager.
 func (d *device) observe() control.ObservedDevice {
-	o := control.ObservedDevice{Device: d.Device}
+	o := control.ObservedDevice{Device: d.Device, Lost: d.Lost}
 	switch {
-	case d.opening(), d.Err != nil:
+	case d.opening(), d.Err != nil, d.Lost != "" && d.Mechanism == "":
 	case d.onGPU():
 		o.Mechanism, o.GPU = d.Mechanism, d.Observed()
 		o.GPU.Weights = d.weights.running.state()

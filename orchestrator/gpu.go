@@ -22,6 +22,8 @@ import (
 //	         reported that it runs where it was ordered to. A percentage never changes.
 //	lost     the device failed under all processes: report it at once, do not count it
 //	         toward backoff, and kill a process that does not end by itself
+//	vanish   the device can run nothing any more: the same for all processes, and start none
+//	         before it works again
 //
 // The supervisor reports two kinds of groups to the manager: those that a process was
 // ordered to, and those that it has not yet reported to have left. The manager gives
@@ -198,7 +200,7 @@ func (d *device) noteVerdict(v verdict) {
 
 // loseAll marks the device as failed under every process that has touched it, and first
 // as the process that reported it. Processes that are woken from now on are not
-// affected.
+// affected. A device that is lost fails under all of its processes.
 func (d *device) loseAll(first key, why string) {
 	s := d.s
 	d.recovery.began = s.now()
@@ -206,7 +208,7 @@ func (d *device) loseAll(first key, why string) {
 	byGuest := d.endClients(first != (key{}))
 	n := 0
 	for _, c := range s.processes {
-		if c.device == d && c.process != nil && c.woken && !c.state.Ended() && c.failed.IsZero() {
+		if c.device == d && c.process != nil && (c.woken || d.Lost != "") && !c.state.Ended() && c.failed.IsZero() {
 			c.failed = s.now()
 			c.blameless = c.blameless || byGuest
 			n++
@@ -224,6 +226,15 @@ func (d *device) loseAll(first key, why string) {
 		e = s.addProcess(e, first)
 	}
 	e.Msg("the GPU failed; ending all its processes")
+}
+
+// vanish ends all that runs on a device that is lost. A process that hangs in the driver may end much later, and nothing waits for it.
+func (d *device) vanish() {
+	d.recovery = recovery{}
+	d.loseAll(key{}, d.Lost)
+	d.acquit()
+	d.s.closing.Go(d.weights.running.close)
+	d.weights.running = nil
 }
 
 // acquit reports the processes that loseAll has marked at once: neither a process nor its notice is the cause.

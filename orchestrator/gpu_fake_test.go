@@ -33,7 +33,8 @@ type fakeMachine struct {
 	noNVML error
 	noGPU  error
 	noMPS  error
-	takes  time.Duration // to find the GPU, and again to start MPS
+	takes  time.Duration           // to find the GPU, and again to start MPS
+	finds  func(name string) error // if not nil, called by Find
 	// prioritiesResult is the result of the probe, noPriorities why it fails, probes how often it ran.
 	prioritiesResult control.StreamPriorities
 	noPriorities     error
@@ -55,10 +56,15 @@ func (m *fakeMachine) Find(name string) (gpu.Found, error) {
 	if m.noGPU != nil {
 		return gpu.Found{}, m.noGPU
 	}
+	if m.finds != nil {
+		if err := m.finds(name); err != nil {
+			return gpu.Found{}, err
+		}
+	}
 	switch name {
 	case "cuda", fakeGPU.UUID:
 		return fakeGPU, nil
-	case "cuda:1":
+	case "cuda:1", smallGPU.UUID:
 		return smallGPU, nil
 	}
 	return gpu.Found{}, fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
@@ -197,4 +203,22 @@ func first(o control.Observed) (d control.ObservedDevice) {
 		d = o.Devices[0]
 	}
 	return d
+}
+
+func (d *fakeMPS) isClosed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.closed
+}
+
+// started returns how many daemons of a GPU have started.
+func (m *fakeMachine) started(uuid string) (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.daemons {
+		if d.uuid == uuid {
+			n++
+		}
+	}
+	return n
 }

@@ -4,15 +4,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/atomicfile"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/keeper"
 	"github.com/penstock/penstock/orchestrator/program"
+	"github.com/penstock/penstock/private"
 )
 
 // An orchestrator that takes over from a dead one resumes its processes:
@@ -65,6 +68,51 @@ type saved struct {
 type savedDevice struct {
 	gpu.Options
 	GPU *gpu.State `json:"gpu,omitempty"`
+}
+
+// boundFile, in the runtime folder, has the GPU that each device is. A device that the node has opened before, and that
+// is missing for the next orchestrator, is lost. A device that was never opened is a mistake of the operator.
+const boundFile = "devices.json"
+
+// boundDevices is the content of boundFile.
+type boundDevices struct {
+	Run  string            `json:"run"`  // Options.Run
+	GPUs map[string]string `json:"gpus"` // UUIDs by device
+}
+
+// readBound returns what an earlier orchestrator of this run has written.
+func readBound(dir, run string) map[string]string {
+	var b boundDevices
+	if folder, err := private.OpenFolder(dir); err == nil {
+		defer folder.Close()
+		text, _ := folder.ReadFile(boundFile, 1<<20)
+		_ = json.Unmarshal(text, &b) // the first orchestrator finds no file
+	}
+	if run == "" || b.Run != run || b.GPUs == nil {
+		return map[string]string{}
+	}
+	return b.GPUs
+}
+
+// Restarted reports whether an earlier orchestrator of this run of a node has opened GPUs.
+func Restarted(dir, run string) bool { return len(readBound(dir, run)) > 0 }
+
+// bind notes which GPU a device is.
+func (s *supervisor) bind(d *device) {
+	if d.CPU || s.bound[d.Device] == d.UUID {
+		return
+	}
+	s.bound[d.Device] = d.UUID
+	if s.o.Run == "" {
+		return
+	}
+	text, err := json.Marshal(boundDevices{s.o.Run, s.bound})
+	if err == nil {
+		err = atomicfile.Replace(filepath.Join(s.o.Dir, boundFile), text, 0o600)
+	}
+	if err != nil {
+		d.log.Warn().Err(err).Msg("cannot note which GPU the device is; an orchestrator that starts while it is lost will not start")
+	}
 }
 
 // heldProcess is a process that another orchestrator started.
@@ -224,6 +272,9 @@ func (s *supervisor) restoreDevice(n savedDevice) *device {
 		return d
 	}
 	n.Options.Resumed = true
+	if n.GPU != nil {
+		n.Options.Bound = n.GPU.UUID
+	}
 	d := s.newDevice(n.Options)
 	s.devices = append(s.devices, d)
 	d.open(func() {})

@@ -29,6 +29,8 @@ import (
 type Options struct {
 	// Dir is the runtime folder, shared with the manager.
 	Dir string
+	// Run is the same for all orchestrators of one run of a node, which may follow each other. Empty: there is only one.
+	Run string
 	Log zerolog.Logger
 	// Self is the path of this binary. Its verb `if` runs a process that has no command of
 	// its own.
@@ -207,7 +209,8 @@ type supervisor struct {
 	processes map[key]*child
 	reports   chan report
 
-	devices       []*device // those that the manager wants, in its order
+	devices       []*device         // those that the manager wants, in its order
+	bound         map[string]string // the GPUs that they are; see boundFile
 	deviceChanges chan struct{}
 	swept         bool // daemons of MPS that no device has were ended
 	verdicts      chan verdict
@@ -278,6 +281,7 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		deviceChanges: make(chan struct{}, 1),
 		verdicts:      make(chan verdict),
 
+		bound:        readBound(o.Dir, o.Run),
 		preparations: preparations{waiting: map[preparedModel][]key{}, results: make(chan preparation)},
 		done:         make(chan struct{}),
 	}
@@ -307,6 +311,9 @@ func (s *supervisor) run(ctx context.Context) error {
 		wait := time.Hour
 		if !next.IsZero() {
 			wait = next.Sub(s.now())
+		}
+		if s.target.ending {
+			wait = min(wait, time.Second) // see living
 		}
 		timer.Reset(max(wait, 0))
 		select {
@@ -428,7 +435,7 @@ func (s *supervisor) observedState() observedState {
 			if b := d.backoffs[keyOf(p).place()]; b != nil {
 				until = b.until
 			}
-			return until, !d.opening()
+			return until, d.held() == ""
 		},
 	}
 	for k, c := range s.processes {
@@ -553,7 +560,10 @@ func (s *supervisor) spawn(a action) {
 func (s *supervisor) follow(k key, p process) {
 	go func() {
 		for e := range p.events() {
-			s.reports <- report{k, e}
+			select {
+			case s.reports <- report{k, e}:
+			case <-s.done: // the process hangs on a lost device
+			}
 		}
 	}()
 }
@@ -706,9 +716,11 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 	s.addProcess(e, k).Str("state", string(state)).Str("reason", c.reason).Dur("lived_ms", lived).Msg("process ended")
 }
 
+// living counts the processes that the end waits for. A process that was killed on a lost device may hang in the driver.
 func (s *supervisor) living() (n int) {
 	for _, c := range s.processes {
-		if !c.state.Ended() {
+		hangs := c.device.Lost != "" && !c.killed.IsZero() && s.now().Sub(c.killed) > s.limits.term
+		if !c.state.Ended() && !hangs {
 			n++
 		}
 	}
@@ -748,9 +760,7 @@ func (s *supervisor) observeWaiting(o *control.Observed) {
 		}
 		q := control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation, Device: p.Device, State: control.Starting}
 		on := s.deviceOf(p.Device)
-		if on.opening() {
-			q.Reason = "waiting until the GPU is found"
-		}
+		q.Reason = on.held()
 		if b := on.backoffs[k.place()]; b != nil && b.failures > 0 {
 			q.Reason = fmt.Sprintf("waiting %v after %d early failures; the last one: %s", b.delay(), b.failures, b.last)
 		}

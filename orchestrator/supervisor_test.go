@@ -41,6 +41,11 @@ type node struct {
 
 // runNode runs f with a node, and then checks that nothing is left.
 func runNode(t *testing.T, lives func(spec) life, f func(*node)) {
+	runOptions(t, Options{}, lives, f)
+}
+
+// runOptions is runNode with a runtime folder.
+func runOptions(t *testing.T, o Options, lives func(spec) life, f func(*node)) {
 	outer := t // the test that f reports to
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -66,7 +71,7 @@ func runNode(t *testing.T, lives func(spec) life, f func(*node)) {
 		}()
 		s := newSupervisor(Options{
 			Self: "/bin/penstock", CPUs: []int{1, 2}, Log: zerolog.New(&n.log), spawner: n.spawner, shares: n.shares,
-			machine: n.machine, clock: clock,
+			machine: n.machine, clock: clock, Dir: o.Dir, Run: o.Run,
 		}, n.link)
 		s.guests.server = n.guests
 		go func() {

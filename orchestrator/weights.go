@@ -167,6 +167,7 @@ func (h *runningWeightServer) run(ctx context.Context, p *keeper.Process, log ze
 			return keeper.Stop(h.keeper, p, program.EndTimeout)
 		}
 	})
+	os.Remove(h.socket) // first: once the server is forgotten, there may be another
 	h.keeper.Forget(p.ID)
 	return fmt.Errorf("%s", exit{code: end.Code, signal: end.Signal, ours: end.Ours})
 }
@@ -200,5 +201,4 @@ func (h *runningWeightServer) close() {
 	}
 	h.cancel()
 	<-h.done
-	os.Remove(h.socket)
 }

@@ -52,7 +52,7 @@ func orchestratorCommand() *cobra.Command {
 				return err
 			}
 			defer end()
-			return runOrchestrator(cmd.Context(), c, kept, log)
+			return runOrchestrator(cmd.Context(), c, flags.run, kept, log)
 		},
 	}
 	flags.register(cmd)
@@ -63,9 +63,11 @@ func orchestratorCommand() *cobra.Command {
 
 // runOrchestrator runs until ctx ends. If kept is set, up is the parent of the
 // functions' processes.
-func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerolog.Logger) error {
-	if err := check.Devices(c); err != nil {
-		return err
+func runOrchestrator(ctx context.Context, c configs.Config, run string, kept bool, log zerolog.Logger) error {
+	if !orchestrator.Restarted(c.RuntimeDir, run) { // then a device that is missing is lost, and others go on
+		if err := check.Devices(c); err != nil {
+			return err
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -85,7 +87,7 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 		}
 	}
 
-	o := orchestrator.Options{Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs, Program: check.Program, Models: check.ModelFolders(c)}
+	o := orchestrator.Options{Dir: c.RuntimeDir, Run: run, Log: log, Self: self, CPUs: ifs, Program: check.Program, Models: check.ModelFolders(c)}
 	if o.Sandbox, err = check.Sandbox(c); err != nil {
 		return err
 	}

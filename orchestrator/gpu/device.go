@@ -3,9 +3,11 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -143,6 +145,8 @@ type State struct {
 	// CPU: the manager requested control.DeviceAuto, and there is no GPU or no driver.
 	CPU bool  `json:"-"`
 	Err error `json:"-"` // why the device cannot be used; set after a failed search
+	// Lost says why a device that worked does not any more; empty if it works. It is opened again when it does.
+	Lost string `json:"-"`
 
 	Found
 	Why       string `json:"why,omitempty"` // why MPS or groups are not available
@@ -168,11 +172,13 @@ type State struct {
 //
 //	1 find it; the driver initialises
 //	2 open NVML, start MPS, measure stream priorities (priorities.go)
-//	3 read its memory every second; take changes of MPS at once;
+//	3 read its memory every 400 ms; take changes of MPS at once;
 //	  after a process's end poll every 10 ms, until NVML no longer lists the process,
 //	  or releaseTimeout has passed
+//	4 the device is lost: end MPS, and after a pause 1
 //
-// After steps 2 and 3 it publishes its state, and sends to changes.
+// After steps 2 and 3, and before step 4, it publishes its state, and sends to changes. A query of a device that fails
+// may take as long as the driver likes. In step 3 nothing waits for it.
 type Device struct {
 	Options
 	machine Machine
@@ -189,6 +195,10 @@ type Device struct {
 	daemon  Daemon       // nil without MPS
 	session nvml.Session // nil without NVML
 	ends    map[int]end  // of processes that NVML may still list, by process id; see Follow
+
+	// Owned by run.
+	counted bool // NVML has known the device
+	hadMPS  bool // MPS has run on it
 }
 
 // end is the end of a process whose memory may not be free yet.
@@ -206,14 +216,27 @@ type Options struct {
 	// Known is what that orchestrator knew.
 	Resumed bool                      `json:"-"`
 	Known   *control.StreamPriorities `json:"stream_priorities,omitempty"`
+	// Bound is the UUID of the GPU that this run of the node has opened under this name; empty if it has not.
+	// If it cannot be opened, it is lost. The same index may be another GPU then.
+	Bound string `json:"-"`
 }
 
 // How often the device is polled: normally, and after a process's end. A memory query
 // takes 5 µs, the list of processes 30 µs (H200, driver 580).
 const (
-	deviceEvery = time.Second
+	deviceEvery = 400 * time.Millisecond
 	followEvery = 10 * time.Millisecond
 )
+
+// The pauses before a lost device is opened again grow. They are short again for a device that worked for maxPause.
+const (
+	minPause = time.Second
+	maxPause = 15 * time.Second
+)
+
+// mpsPatience is how long MPS may be down before the device counts as lost, if NVML does not know better. A busy machine
+// needs up to 20 s to start it.
+const mpsPatience = 30 * time.Second
 
 // releaseTimeout is the max time to wait until the memory of an ended process is free.
 // Usually the driver has freed it before wait(2) returns (measured: a killed process
@@ -253,58 +276,111 @@ func (d *Device) Close() {
 }
 
 func (d *Device) run(ctx context.Context) {
-	s, session := d.open(ctx)
 	defer d.closeDaemon()
-	if ctx.Err() != nil {
-		return
-	}
-	d.publish(s)
-	if !s.CPU && s.Err == nil {
-		d.watch(ctx, s, session)
+	var last State // of the device when it worked
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
+		s, session := d.open(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if s.Err != nil && d.Bound != "" {
+			last.Opened, last.Lost = true, program.Line(s.Err.Error())
+			s = last
+		}
+		if s.Lost == "" {
+			d.publish(s)
+			if s.CPU || s.Err != nil {
+				return
+			}
+			began := time.Now()
+			if s.Lost = d.watch(ctx, &s, session); ctx.Err() != nil {
+				return
+			}
+			if time.Since(began) > maxPause {
+				pause = minPause
+			}
+			// It is the same GPU when it works again, so nothing is measured again.
+			last, d.Bound, d.Resumed, d.Known = s, s.UUID, true, s.Priorities
+		}
+		s.Serving, s.Idle, s.UsedBytes, s.FreeBytes = false, "the device is lost: "+s.Lost, -1, -1
+		d.publish(s)
+		d.closeDaemon()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
 	}
 }
 
 // closeDaemon ends MPS.
 func (d *Device) closeDaemon() {
-	if d.daemon == nil {
+	d.mu.Lock()
+	daemon := d.daemon
+	d.daemon = nil
+	d.mu.Unlock()
+	if daemon == nil {
 		return
 	}
-	if err := d.daemon.Close(); err != nil {
+	if err := daemon.Close(); err != nil {
 		d.log.Warn().Err(err).Msg("cannot stop MPS")
 	}
 }
 
-// watch sends new states of an open device until ctx ends. session is nil without NVML.
-func (d *Device) watch(ctx context.Context, s State, session nvml.Session) {
+// watch sends new states of an open device until ctx ends, or the device is lost. It returns why. session is nil
+// without NVML.
+func (d *Device) watch(ctx context.Context, s *State, session nvml.Session) (lost string) {
 	var changes <-chan struct{}
-	if d.daemon != nil {
-		changes = d.daemon.Changes()
+	daemon := d.daemon
+	if daemon != nil {
+		changes = daemon.Changes()
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	complained := false
+	var down time.Time // since when MPS has been down; zero if it runs
+	answers, asking, complained := make(chan memory, 1), false, false
 	for {
+		news := session == nil
 		select {
 		case <-ctx.Done():
-			return
+			return ""
 		case <-changes:
+			news = true
 		case <-d.kick:
 		case <-timer.C:
-		}
-		if session != nil {
-			err := d.readMemory(session, &s)
-			if err != nil && !complained {
-				d.log.Warn().Err(err).Msg("cannot read the GPU's memory")
+			news = news || asking // ended processes are not followed for ever
+		case m := <-answers:
+			if d.gone(m.err) {
+				return program.Line(m.err.Error())
 			}
-			complained = err != nil
-		} else {
+			if m.err != nil && !complained {
+				d.log.Warn().Err(m.err).Msg("cannot read the GPU's memory")
+			}
+			asking, complained, news = false, m.err != nil, true
+			s.UsedBytes, s.FreeBytes = m.usedBytes, m.freeBytes
+		}
+		switch {
+		case session == nil:
 			d.followNone()
+		case !asking && !news:
+			asking = true
+			go func() { answers <- d.readMemory(session, s.UUID) }()
 		}
-		if d.daemon != nil {
-			m := d.daemon.State()
+		if daemon != nil {
+			m := daemon.State()
 			s.Serving, s.Losses, s.Idle = m.Serving, m.Losses, "waiting for MPS: "+m.Why
+			switch {
+			case m.Serving:
+				down = time.Time{}
+			case down.IsZero():
+				down = time.Now()
+			case time.Since(down) > mpsPatience && (session == nil || complained):
+				return program.Line(fmt.Sprintf("MPS cannot be restarted for %v: %s", mpsPatience, m.Why))
+			}
 		}
-		d.publish(s)
+		if news {
+			d.publish(*s)
+		}
 		if d.following() {
 			timer.Reset(followEvery)
 		} else {
@@ -313,10 +389,16 @@ func (d *Device) watch(ctx context.Context, s State, session nvml.Session) {
 	}
 }
 
+// gone reports whether an answer of NVML means that the device is lost. NVML may not know a device that CUDA can use.
+func (d *Device) gone(err error) bool {
+	d.counted = d.counted || err == nil
+	return errors.Is(err, nvml.ErrLost) || d.counted && errors.Is(err, nvml.ErrNoDevice)
+}
+
 // open finds the GPU, opens NVML and starts MPS.
 func (d *Device) open(ctx context.Context) (State, nvml.Session) {
 	s := State{Opened: true, UsedBytes: -1, FreeBytes: -1}
-	name := d.Options.Device
+	name := cmp.Or(d.Bound, d.Options.Device)
 	if name == control.DeviceAuto {
 		name = "cuda"
 	}
@@ -338,6 +420,12 @@ func (d *Device) open(ctx context.Context) (State, nvml.Session) {
 	d.mu.Lock()
 	d.session = session
 	d.mu.Unlock()
+	if session != nil {
+		if _, err := session.Usage(s.UUID); d.gone(err) {
+			s.Err = fmt.Errorf("open device %s: %w", d.Options.Device, err)
+			return s, nil
+		}
+	}
 	if s.Driver, err = driverVersion(session); err != nil {
 		d.log.Warn().Err(err).Msg("cannot read the version of the driver")
 	}
@@ -352,12 +440,16 @@ func (d *Device) open(ctx context.Context) (State, nvml.Session) {
 		if ctx.Err() != nil {
 			return s, nil
 		}
+		if d.hadMPS {
+			s.Err = fmt.Errorf("open device %s: start MPS: %w", d.Options.Device, err)
+			return s, nil
+		}
 		s.withoutMPS(err, d.dir)
 		d.log.Warn().Str("why", s.Why).
 			Msg("cannot start MPS; functions take turns on the GPU without enforced shares; restart the node to try again")
 	} else {
 		d.mu.Lock()
-		d.daemon = daemon
+		d.daemon, d.hadMPS = daemon, true
 		d.mu.Unlock()
 		s.Environment = daemon.Environment()
 		if s.NoGroups != "" {
@@ -422,31 +514,36 @@ func Missing(err error) bool {
 	return errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, cuda.ErrNoDevice) || errors.Is(err, cuda.ErrNoCgo)
 }
 
+// memory is a device's memory in bytes, -1 if it is unknown.
+type memory struct {
+	usedBytes, freeBytes int64
+	err                  error
+}
+
 // readMemory reads the device's memory, and stops following ended processes that NVML no
 // longer lists.
-func (d *Device) readMemory(session nvml.Session, s *State) error {
-	s.UsedBytes, s.FreeBytes = -1, -1
+func (d *Device) readMemory(session nvml.Session, uuid string) memory {
 	if d.following() {
-		list, err := session.Processes(s.UUID)
+		list, err := session.Processes(uuid)
 		d.mu.Lock()
-		for pid, end := range d.ends {
+		for pid := range d.ends {
 			listed := slices.ContainsFunc(list, func(p nvml.Process) bool { return p.PID == pid })
-			if err != nil || !listed || !time.Now().Before(end.until) {
+			if err != nil || !listed {
 				delete(d.ends, pid)
 			}
 		}
 		d.mu.Unlock()
 		if err != nil {
-			return err
+			return memory{-1, -1, err}
 		}
 	}
 	// Read the usage after the list. If the list lacks a process, its memory was free
 	// before, and the usage does not contain it.
-	u, err := session.Usage(s.UUID)
-	if err == nil {
-		s.UsedBytes, s.FreeBytes = u.UsedBytes, u.FreeBytes
+	u, err := session.Usage(uuid)
+	if err != nil {
+		return memory{-1, -1, err}
 	}
-	return err
+	return memory{u.UsedBytes, u.FreeBytes, nil}
 }
 
 func (d *Device) publish(s State) {
@@ -492,6 +589,7 @@ func (d *Device) followNone() {
 func (d *Device) following() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	maps.DeleteFunc(d.ends, func(_ int, e end) bool { return !time.Now().Before(e.until) })
 	return len(d.ends) > 0
 }
 

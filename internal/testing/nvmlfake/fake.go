@@ -21,7 +21,7 @@ type Session struct {
 	hidden    map[string]int64 // bytes in use without a listed process
 	refuse    error
 	lost      map[string]error
-	delay     time.Duration
+	delay     map[string]time.Duration // by device; "": all
 	asked     int
 }
 
@@ -29,7 +29,10 @@ var _ nvml.Session = (*Session)(nil)
 
 // New returns a machine with these devices, all idle.
 func New(devices ...nvml.Device) *Session {
-	return &Session{devices: devices, processes: map[string][]nvml.Process{}, hidden: map[string]int64{}, lost: map[string]error{}}
+	return &Session{
+		devices: devices, processes: map[string][]nvml.Process{}, hidden: map[string]int64{}, lost: map[string]error{},
+		delay: map[string]time.Duration{},
+	}
 }
 
 // Divide replaces the MIG instances of the machine.
@@ -78,10 +81,13 @@ func (s *Session) Lose(uuid string, err error) {
 }
 
 // Delay makes every answer take that long.
-func (s *Session) Delay(d time.Duration) {
+func (s *Session) Delay(d time.Duration) { s.DelayOf("", d) }
+
+// DelayOf does so for answers about one device.
+func (s *Session) DelayOf(uuid string, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.delay = d
+	s.delay[uuid] = d
 }
 
 // Asked returns the number of queries.
@@ -99,7 +105,7 @@ func without(list []nvml.Process, pid int) []nvml.Process {
 // the lock held.
 func (s *Session) ask(op, uuid string) error {
 	s.mu.Lock()
-	d := s.delay
+	d := max(s.delay[""], s.delay[uuid])
 	s.mu.Unlock()
 	time.Sleep(d)
 	s.mu.Lock()
