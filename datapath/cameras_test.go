@@ -131,7 +131,7 @@ func TestOverduePicture(t *testing.T) {
 		camera.Write(p)
 	}
 	slot := c.Await(1)
-	b.queues[0].Rouse()
+	b.Queue(0).Rouse()
 	if h, r, _ := answers.next(); h.RequestID != 4 || r.Status != wire.StatusLate {
 		t.Errorf("answer %+v, %+v; want late", h, r)
 	}

@@ -113,7 +113,7 @@ func (p *Port) Check() error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	flying := make([]int, len(p.queues))
+	flying := make([]int, len(p.all()))
 	total := uint64(0)
 	for slot := range p.flights {
 		if q := p.flights[slot].queue; q != nil {
@@ -121,7 +121,7 @@ func (p *Port) Check() error {
 			total++
 		}
 	}
-	for i, q := range p.queues {
+	for i, q := range p.all() {
 		if q.inFlight != flying[i] {
 			return fmt.Errorf("queue %d counts %d requests in flight, %d are", i, q.inFlight, flying[i])
 		}
@@ -155,13 +155,13 @@ func (b *harness) settled() {
 // consumer attaches to a queue as a process would.
 func (b *harness) consumer(queue int, generation uint32) *datapathtest.Process {
 	b.t.Helper()
-	return datapathtest.Attach(b.t, b.queues[queue], b.geometry, generation)
+	return datapathtest.Attach(b.t, b.Queue(queue), b.geometry, generation)
 }
 
 // owner returns a process that has the ring; the test is its thread.
 func (b *harness) owner(queue int, generation uint32) *datapathtest.Process {
 	b.t.Helper()
-	return datapathtest.Own(b.t, b.queues[queue], b.geometry, generation)
+	return datapathtest.Own(b.t, b.Queue(queue), b.geometry, generation)
 }
 
 func (b *harness) dial() *datapathtest.Client {

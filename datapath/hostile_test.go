@@ -114,7 +114,7 @@ func hostilePeers(t *testing.T, seed uint64) {
 	o := testOptions(2)
 	o.Objective, o.Gather = 200*time.Millisecond, 20*time.Millisecond
 	b := newHarnessOn(t, &Sources{All: []ingest.Source{faulty}, Close: source.CloseSlab}, o)
-	for i, q := range b.queues {
+	for i, q := range b.all() {
 		c := b.consumer(i, 1)
 		q.HandOver(1)
 		q.SetServing(true)
@@ -129,7 +129,7 @@ func hostilePeers(t *testing.T, seed uint64) {
 	// The control loop gives up on what a process does not return.
 	control.Go(func() {
 		for ; !stopControl.Load(); time.Sleep(time.Millisecond) {
-			for _, q := range b.queues {
+			for _, q := range b.all() {
 				q.Rouse()
 				q.ExpireBefore(runclock.Now() - o.Objective)
 			}

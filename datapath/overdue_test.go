@@ -30,7 +30,7 @@ func newOverdueHarness(t *testing.T) *harness {
 		for {
 			select {
 			case <-time.After(50 * time.Millisecond):
-				b.queues[0].Rouse()
+				b.Queue(0).Rouse()
 			case <-done:
 				return
 			}
@@ -66,13 +66,13 @@ func TestOverdue(t *testing.T) {
 			c := b.owner(0, 1)
 			c.Start(c.Await(n))
 			return func() {
-				b.queues[0].Abandon(1)
+				b.Queue(0).Abandon(1)
 			}
 		}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			b := newOverdueHarness(t)
-			q := b.queues[0]
+			q := b.Queue(0)
 			var log logtest.Log
 			b.mu.Lock()
 			q.log = zerolog.New(&log)

@@ -55,11 +55,13 @@ func (s *server) begin(now time.Duration) {
 // half of it, when the speeds are known.
 func simulate(rate float64, servers ...*server) (worst int) {
 	const minute = time.Minute
-	p := &Port{}
+	p := &Port{open: len(servers)}
+	var queues []*Queue
 	for _, s := range servers {
 		s.queue = &Queue{port: p, serving: true}
-		p.queues = append(p.queues, s.queue)
+		queues = append(queues, s.queue)
 	}
+	p.queues.Store(&queues)
 	for i := 0; ; i++ {
 		now := time.Duration(float64(i) / rate * float64(time.Second))
 		if now > minute {
@@ -71,7 +73,7 @@ func simulate(rate float64, servers ...*server) (worst int) {
 			inFlight += s.queue.inFlight
 		}
 		q := p.soonest()
-		s := servers[slices.Index(p.queues, q)]
+		s := servers[slices.Index(queues, q)]
 		s.waits = append(s.waits, now)
 		q.inFlight++
 		if s.begin(now); now > minute/2 {

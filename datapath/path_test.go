@@ -218,7 +218,7 @@ func TestAbandon(t *testing.T) {
 	// The process finishes one request, starts two, has three queued, and dies.
 	first.Answer(slots[:1], []byte{1, 2, 3, 4})
 	first.Start(slots[1:3])
-	b.queues[0].Abandon(1)
+	b.Queue(0).Abandon(1)
 
 	want := map[uint64]client.Status{
 		tagOf[slots[0]]: client.StatusOK, tagOf[slots[1]]: client.StatusFailed, tagOf[slots[2]]: client.StatusFailed,
@@ -242,7 +242,7 @@ func TestAbandon(t *testing.T) {
 // TestExpireBefore answers `failed` for old requests only.
 func TestExpireBefore(t *testing.T) {
 	b := newHarness(t, 1)
-	q, s := b.queues[0], b.dial()
+	q, s := b.Queue(0), b.dial()
 	s.Send(1)
 	b.eventually("the request is published", func() bool { return q.Oldest() != 0 })
 	old := q.Oldest()
@@ -266,7 +266,7 @@ func TestExpireBefore(t *testing.T) {
 func TestExtraTime(t *testing.T) {
 	b := newHarness(t, 1)
 	b.SetObjective(10*time.Second, 5*time.Second)
-	q, s := b.queues[0], b.dial()
+	q, s := b.Queue(0), b.dial()
 	patient, err := client.Dial(t.Context(), b.LocalAddr().String(), client.Options{Timeout: datapathtest.Patience})
 	must.OK(t, err)
 	defer patient.Close()
@@ -299,7 +299,7 @@ func TestReplyAfterExpiry(t *testing.T) {
 	s.Send(1)
 	slots := c.Await(1)
 	c.Start(slots)
-	b.queues[0].ExpireBefore(runclock.Now() + time.Hour)
+	b.Queue(0).ExpireBefore(runclock.Now() + time.Hour)
 	if e := s.Next(); e.Status != client.StatusFailed {
 		t.Fatalf("status %v, want failed", e.Status)
 	}
@@ -339,7 +339,7 @@ func TestLeastLoadedQueue(t *testing.T) {
 		s.Send(tag)
 	}
 	b.eventually("all are published", func() bool { return b.InFlight() == n })
-	for i := range b.queues {
+	for i := range b.all() {
 		c := b.owner(i, 1)
 		c.Answer(c.Await(n/2), nil)
 	}
@@ -355,7 +355,7 @@ func TestLeastLoadedQueue(t *testing.T) {
 func TestServingQueue(t *testing.T) {
 	b := newHarness(t, 2)
 	c, s := b.owner(1, 1), b.dial()
-	b.queues[1].SetServing(true)
+	b.Queue(1).SetServing(true)
 	const n = 8
 	for tag := range uint64(n) {
 		s.Send(tag)

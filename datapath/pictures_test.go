@@ -96,7 +96,7 @@ func TestPicturesHalfFullSlab(t *testing.T) {
 
 func TestPicturesAllocations(t *testing.T) {
 	b := newHarness(t, 1)
-	turn := &replyTurn{queue: b.queues[0], port: b.Port}
+	turn := &replyTurn{queue: b.Queue(0), port: b.Port}
 	origin, result := &aggregate.Origin{}, &wire.Result{Status: wire.StatusOK, Kind: wire.KindBoxes}
 	payload := make([]byte, 10*wire.BoxSize)
 	now := int64(0)

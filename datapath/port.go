@@ -27,6 +27,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,7 +45,7 @@ import (
 type Options struct {
 	// Name is for the names of the shared memory.
 	Name string
-	// Queues is the number of queues, one per instance of the function.
+	// Queues is the number of queues at first, one per instance of the function.
 	Queues int
 	// RequestBytes is the size of a request, ResultBytes the max size of a result. LargestPicture is the max size
 	// of a picture of another format or shape than the card's; 0: there are none.
@@ -82,16 +83,18 @@ type Options struct {
 // Inside the node a slot identifies a request: the same index in the aggregator, the request
 // table and the rings.
 //
-// Any goroutine may call its methods, except for Start, Stop and Close: their caller owns the
+// Any goroutine may call its methods, except for SetQueues, Start, Stop and Close: their caller owns the
 // port.
 type Port struct {
+	name      string
 	log       zerolog.Logger
 	geometry  shm.Geometry
 	table     *shm.Table
 	sources   *Sources
 	receivers []*receiver // one per source
-	queues    []*Queue
-	observer  Observer // set by Start
+	// queues only grows; each change is a new slice. The control loop writes it.
+	queues   atomic.Pointer[[]*Queue]
+	observer Observer // set by Start
 
 	threads sync.WaitGroup // receive and reply
 	stopped atomic.Bool    // tells the receive threads to end
@@ -102,12 +105,13 @@ type Port struct {
 	pictures      atomic.Pointer[pictures] // nil: none are copied
 	pictureNumber atomic.Uint64
 
-	// mu guards the next five fields and the queues' requests: receive threads publish requests,
+	// mu guards the next six fields and the queues' requests: receive threads publish requests,
 	// reply threads end them. It is held for the requests that one burst completed. Its holder never
 	// blocks: its one system call wakes a sleeping process.
 	mu        adaptive.Mutex
 	flights   []flight // by slot
 	ended     uint64   // requests that were complete and have been answered
+	open      int      // this many queues get requests, the first ones
 	pace      pace     // of all queues
 	objective time.Duration
 	// owners has, for each slot in flight, the receiver whose aggregator holds it. Threads
@@ -179,6 +183,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		owners:    make([]atomic.Uint32, slots),
 	}
 	p.version.Store(o.Version)
+	p.queues.Store(new([]*Queue))
 	defer func() {
 		if err != nil {
 			p.Stop()
@@ -211,15 +216,35 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 	for i, src := range sources.All {
 		p.receivers = append(p.receivers, &receiver{port: p, index: i, source: src, aggregate: aggregators[i]})
 	}
-	for i := range o.Queues {
-		q, err := newQueue(p, fmt.Sprintf("penstock-%s-%d", o.Name, i), i)
-		if err != nil {
-			return nil, fmt.Errorf("make rings of %s: %w", o.Name, err)
-		}
-		p.queues = append(p.queues, q)
-	}
-	return p, nil
+	p.name = o.Name
+	return p, p.SetQueues(o.Queues)
 }
+
+// SetQueues sets how many queues get requests, at least one. It makes those that are missing. Queues that are too many
+// pass their requests on, and get no more.
+func (p *Port) SetQueues(n int) error {
+	for i := len(p.all()); i < n; i++ {
+		q, err := newQueue(p, fmt.Sprintf("penstock-%s-%d", p.name, i), i)
+		if err != nil {
+			return fmt.Errorf("make rings of %s: %w", p.name, err)
+		}
+		queues := append(slices.Clone(p.all()), q)
+		p.queues.Store(&queues)
+		if p.observer != nil {
+			p.threads.Go(q.run)
+		}
+	}
+	p.mu.Lock()
+	p.open = n
+	p.mu.Unlock()
+	for _, q := range p.all()[n:] {
+		q.PassOn()
+	}
+	return nil
+}
+
+// all returns all queues, those that get no requests any more too.
+func (p *Port) all() []*Queue { return *p.queues.Load() }
 
 // Start starts the threads. They report the times of answered requests to observer.
 func (p *Port) Start(observer Observer) {
@@ -227,7 +252,7 @@ func (p *Port) Start(observer Observer) {
 	for _, r := range p.receivers {
 		p.threads.Go(r.run)
 	}
-	for _, q := range p.queues {
+	for _, q := range p.all() {
 		p.threads.Go(q.run)
 	}
 }
@@ -238,7 +263,7 @@ func (p *Port) Stop() {
 	for _, src := range p.sources.All {
 		src.Close()
 	}
-	for _, q := range p.queues {
+	for _, q := range p.all() {
 		q.stop()
 	}
 	p.threads.Wait()
@@ -246,7 +271,7 @@ func (p *Port) Stop() {
 
 // Close frees the memory of a port that was stopped. No process may use it any more.
 func (p *Port) Close() error {
-	for _, q := range p.queues {
+	for _, q := range p.all() {
 		q.channel.Close()
 	}
 	if p.table != nil {
@@ -259,7 +284,7 @@ func (p *Port) Close() error {
 }
 
 // Queue returns the queue with that index.
-func (p *Port) Queue(index int) *Queue { return p.queues[index] }
+func (p *Port) Queue(index int) *Queue { return p.all()[index] }
 
 // Geometry describes the shared memory of the port's queues.
 func (p *Port) Geometry() shm.Geometry { return p.geometry }
@@ -301,7 +326,7 @@ func (p *Port) Resume() { p.each((*aggregate.Aggregator).Resume) }
 
 // GiveUp answers all complete requests with `failed`, because no process will answer them.
 func (p *Port) GiveUp() {
-	for _, q := range p.queues {
+	for _, q := range p.all() {
 		q.ExpireBefore(forever)
 	}
 }

@@ -96,6 +96,27 @@ func (q *Queue) Abandon(generation uint32) (started bool) {
 	return started
 }
 
+// PassOn passes requests to the queues that will answer them soonest, if one of these has a process: those that no process
+// has taken, and if the queue's own process has ended, all that none has started.
+func (q *Queue) PassOn() {
+	p := q.port
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for slot, fl := range q.flying {
+		to := p.soonest()
+		stage, _ := q.channel.Stage(slot)
+		taken := stage == shm.StageStarted || stage == shm.StagePending && q.serving
+		if to == q || !to.serving || taken || q.channel.Withdraw(slot) != nil {
+			continue
+		}
+		fl.queue = to
+		q.inFlight--
+		to.inFlight++
+		to.arrivals++
+		to.channel.Publish(slot)
+	}
+}
+
 // ExpireBefore answers `failed` for all requests that have waited since before that time, as Oldest
 // counts.
 func (q *Queue) ExpireBefore(at time.Duration) {

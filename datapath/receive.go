@@ -102,7 +102,7 @@ func (p *Port) announce(begun int) {
 	if begun == 0 {
 		return
 	}
-	for _, q := range p.queues {
+	for _, q := range p.all() {
 		q.channel.Announce()
 	}
 }
@@ -127,11 +127,12 @@ func (p *Port) publish(r *receiver, slots []uint32) {
 	}
 }
 
-// soonest returns the queue that will answer another request first, among those that have a process. On ties it is the
+// soonest returns the open queue that will answer another request first, among those that have a process. On ties it is the
 // one with the fewest requests. The caller holds mu.
 func (p *Port) soonest() *Queue {
-	best := p.queues[0]
-	for _, q := range p.queues[1:] {
+	queues := p.all()[:p.open]
+	best := queues[0]
+	for _, q := range queues[1:] {
 		switch at, first := q.answersIn(), best.answersIn(); {
 		case q.serving != best.serving:
 			if q.serving {

@@ -162,7 +162,7 @@ func (t *replyTurn) answer(slot uint32, reported shm.Result, payload []byte) {
 // count records an answer with that status. The caller holds the locks that answer needs.
 func (t *replyTurn) count(slot uint32, now int64, origin *aggregate.Origin, reported *shm.Result, status wire.Status) {
 	busy := t.queue.window.Answer(t.port.table.Request(slot), *reported, now, t.port.objective)
-	if status == wire.StatusOK && len(t.port.queues) > 1 {
+	if status == wire.StatusOK && t.port.open > 1 {
 		batch := time.Duration(reported.Inferred - reported.Dispatched)
 		t.queue.pace.observe(batch, busy)
 		t.port.pace.observe(batch, busy)

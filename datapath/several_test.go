@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/datapath/slab"
@@ -84,10 +85,10 @@ func TestSeveralSources(t *testing.T) {
 	ports := newSeveralPorts(t, sources, 4<<20)
 	b := newHarnessOn(t, ports.open(), testOptions(2))
 	c := []*datapathtest.Process{b.owner(0, 1), b.consumer(1, 1)}
-	b.queues[1].HandOver(1)
+	b.Queue(1).HandOver(1)
 	c[1].TakeRing()
-	b.queues[0].SetServing(true)
-	b.queues[1].SetServing(true)
+	b.Queue(0).SetServing(true)
+	b.Queue(1).SetServing(true)
 	var senders sync.WaitGroup
 	var sent, done atomic.Int64
 	for s := range sources {
@@ -206,7 +207,7 @@ func TestSeveralSockets(t *testing.T) {
 	n.options.SlabBytes, n.options.RecvBuffer = sockets<<20, 1<<20
 	b := newHarnessOn(t, open(t, n, sockets), testOptions(1))
 	c := b.owner(0, 1)
-	b.queues[0].SetServing(true)
+	b.Queue(0).SetServing(true)
 	if n := len(b.receivers); n != sockets {
 		t.Fatalf("%d receivers, want %d", n, sockets)
 	}
@@ -317,5 +318,48 @@ func (b *harness) evictAll() {
 			r.source.Release(events.Release)
 			return !more
 		})
+	}
+}
+
+// A port gets another queue while it runs, and loses it again. Its requests are answered by the other one.
+func TestSetQueues(t *testing.T) {
+	b := newHarness(t, 1)
+	first := b.owner(0, 1)
+	b.Queue(0).SetServing(true)
+	s := b.dial()
+	s.Send(0)
+	first.Answer(first.Await(1), nil)
+	s.Next()
+	for range 2 {
+		must.OK(t, b.SetQueues(2))
+		generation := b.Queue(1).Epoch() + 1
+		second := b.consumer(1, generation)
+		for tag := range uint64(4) { // the new queue has no process yet
+			s.Send(tag)
+		}
+		first.Answer(first.Await(4), nil)
+		s.Statuses(4)
+		b.Queue(1).HandOver(generation)
+		second.TakeRing()
+		b.Queue(1).SetServing(true)
+
+		for tag := range uint64(16) {
+			s.Send(tag)
+		}
+		b.eventually("all are published", func() bool { return b.InFlight() == 16 })
+		taken := second.Await(4)
+		second.Start(taken[:1])
+		must.OK(t, b.SetQueues(1)) // those that the process has taken stay
+		must.OK(t, b.Check())
+		second.Answer(taken[:1], nil)
+		b.Queue(1).SetServing(false)
+		b.Queue(1).Abandon(generation)
+		b.Queue(1).PassOn()
+		first.Answer(first.Await(15), nil)
+		for tag, status := range s.Statuses(16) {
+			if status != client.StatusOK {
+				t.Errorf("request %d is %v, want ok", tag, status)
+			}
+		}
 	}
 }

@@ -57,7 +57,7 @@ func (p *Port) Stats() Stats {
 	for status := range s.Results {
 		s.Results[status] = p.counters.results[status].Load()
 	}
-	for _, q := range p.queues {
+	for _, q := range p.all() {
 		s.Rejected += q.channel.Rejected()
 	}
 
@@ -72,7 +72,7 @@ func (p *Port) Stats() Stats {
 		}
 	}
 	s.Lost = s.Accepted - p.ended - flying
-	for _, q := range p.queues {
+	for _, q := range p.all() {
 		s.InFlight += q.inFlight
 	}
 	return s
