@@ -1,0 +1,219 @@
+// Package placement decides on which devices of a node its functions run, while their rates change:
+//
+//	a device is overloaded for Patience, another is not ──> Move an instance there, or Add one
+//	a function needs less than its instances for Calm   ──> Remove the last one
+//
+// It is pure: its inputs are needs, its output is at most one action, so that the next decision sees what the action
+// brought. At constant rates it comes to rest: an action must make the highest need clearly smaller, what a function
+// costs on a device is known once it has run there, and an instance is removed only if the others stay far from overload.
+package placement
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+const (
+	// Patience is how long a device must be overloaded.
+	Patience = 10 * time.Second
+	// Calm is how long an instance must be unnecessary.
+	Calm = time.Minute
+
+	overloaded = 100 // percent of a device's time
+	// spare is the need below which a device takes instances from others.
+	spare = 80
+	// gain is by how many percent of a device's time the highest need must fall.
+	gain = 10
+	// calm is the highest need of the devices of a function without its last instance.
+	calm = 60
+)
+
+// Device is a device, with the sum of the needs of all instances there in percent of its time.
+type Device struct {
+	Name         string
+	NeedsPercent float64
+}
+
+// Instance is an instance of a function, with its present need in percent of the time of its device.
+type Instance struct {
+	Device      string
+	NeedPercent float64
+}
+
+// Function is a function of the node.
+type Function struct {
+	Name      string
+	Instances []Instance
+	// Allowed are the devices that it may use.
+	Allowed []string
+	// Cost is the device time per request, by device. It lacks devices where the function never ran; it is infinite if
+	// the function cannot run there.
+	Cost map[string]float64
+	// Fixed: the number of instances was configured.
+	Fixed bool
+	// Changing: an action or another change is not finished, so the needs may be those of before.
+	Changing bool
+}
+
+// Kind is what to do.
+type Kind uint8
+
+// Add starts another instance of a function on a device, Move moves the instance there, and Remove removes the last one.
+const (
+	Add Kind = iota + 1
+	Move
+	Remove
+)
+
+// Action is one step.
+type Action struct {
+	Kind     Kind
+	Function string
+	Instance int    // to move or to remove
+	Device   string // to run on; of Remove, the one that is left
+}
+
+// Policy remembers since when devices are overloaded and functions have too many instances. The zero value has seen
+// nothing.
+type Policy struct {
+	hot, idle map[string]time.Duration
+}
+
+// Decide returns the next action; ok is false if there is none. now is the time since any fixed moment.
+func (p *Policy) Decide(now time.Duration, devices []Device, functions []Function) (a Action, ok bool) {
+	if slices.ContainsFunc(functions, func(f Function) bool { return f.Changing }) {
+		*p = Policy{}
+		return a, false
+	}
+	if p.hot == nil {
+		p.hot, p.idle = map[string]time.Duration{}, map[string]time.Duration{}
+	}
+	devices = slices.SortedStableFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.NeedsPercent, b.NeedsPercent) })
+	for _, d := range devices {
+		if lasts(p.hot, d.Name, d.NeedsPercent > overloaded, now) < Patience {
+			continue
+		}
+		if a, ok = relieve(d, devices, functions); ok {
+			*p = Policy{}
+			return a, true
+		}
+	}
+	for _, f := range functions {
+		if lasts(p.idle, f.Name, f.unnecessary(devices), now) >= Calm {
+			last := len(f.Instances) - 1
+			*p = Policy{}
+			return Action{Remove, f.Name, last, f.Instances[last].Device}, true
+		}
+	}
+	return a, false
+}
+
+// lasts returns for how long a fact has been true.
+func lasts(since map[string]time.Duration, of string, is bool, now time.Duration) time.Duration {
+	if !is {
+		delete(since, of)
+		return 0
+	}
+	began, known := since[of]
+	if !known {
+		since[of], began = now, now
+	}
+	return now - began
+}
+
+// relieve finds the action that leaves the highest need on an overloaded device and on another one smallest, and of equal
+// ones the device with the smallest need. It prefers a move that ends the overload, which needs no further process.
+func relieve(hot Device, devices []Device, functions []Function) (best Action, ok bool) {
+	lowest := hot.NeedsPercent - gain
+	try := func(a Action, peak float64) {
+		if peak < lowest {
+			best, lowest, ok = a, peak, true
+		}
+	}
+	for _, to := range devices {
+		if to.NeedsPercent >= spare {
+			continue
+		}
+		for i := range functions {
+			f := &functions[i]
+			number := f.on(hot.Name)
+			if number < 0 || f.on(to.Name) >= 0 || !slices.Contains(f.Allowed, to.Name) {
+				continue
+			}
+			need := f.Instances[number].NeedPercent
+			try(Action{Move, f.Name, number, to.Name}, max(hot.NeedsPercent-need, to.NeedsPercent+need*f.ratio(hot.Name, to.Name)))
+		}
+	}
+	if ok && lowest <= overloaded {
+		return best, true
+	}
+	for _, to := range devices {
+		if to.NeedsPercent >= spare {
+			continue
+		}
+		for i := range functions {
+			f := &functions[i]
+			number := f.on(hot.Name)
+			if f.Fixed || number < 0 || f.on(to.Name) >= 0 || !slices.Contains(f.Allowed, to.Name) {
+				continue
+			}
+			each := f.spread(append(slices.Clone(f.Instances), Instance{Device: to.Name}))
+			try(Action{Add, f.Name, len(f.Instances), to.Name}, max(hot.NeedsPercent-f.Instances[number].NeedPercent+each, to.NeedsPercent+each))
+		}
+	}
+	return best, ok
+}
+
+// on returns the number of the function's instance on a device; -1 if there is none.
+func (f *Function) on(device string) int {
+	return slices.IndexFunc(f.Instances, func(in Instance) bool { return in.Device == device })
+}
+
+// ratio is how much more of a device's time the function needs than of another's. As long as it is not known, it is 1.
+func (f *Function) ratio(from, to string) float64 {
+	a, b := f.Cost[from], f.Cost[to]
+	if math.IsInf(b, 1) {
+		return b
+	}
+	if a <= 0 || b <= 0 || math.IsInf(a, 1) {
+		return 1
+	}
+	return b / a
+}
+
+// spread returns the need of each instance if these had the function's present requests: each gets requests in proportion
+// to its speed.
+func (f *Function) spread(instances []Instance) float64 {
+	const reference = 0
+	work, speed := 0.0, 0.0
+	at := f.Instances[reference].Device
+	for _, in := range f.Instances {
+		work += in.NeedPercent * f.ratio(in.Device, at)
+	}
+	for _, in := range instances {
+		if ratio := f.ratio(at, in.Device); math.IsInf(ratio, 1) {
+			return ratio
+		} else {
+			speed += 1 / ratio
+		}
+	}
+	return work / speed
+}
+
+// unnecessary reports whether the last instance can go, and the devices of the others stay far from overload.
+func (f *Function) unnecessary(devices []Device) bool {
+	last := len(f.Instances) - 1
+	if f.Fixed || last == 0 {
+		return false
+	}
+	each := f.spread(f.Instances[:last])
+	for _, in := range f.Instances[:last] {
+		d := devices[slices.IndexFunc(devices, func(d Device) bool { return d.Name == in.Device })]
+		if d.NeedsPercent-in.NeedPercent+each > calm {
+			return false
+		}
+	}
+	return true
+}
