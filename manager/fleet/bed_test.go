@@ -68,6 +68,9 @@ func newBed(t *testing.T, cfg configs.Config, shares ...float64) *bed {
 	fl := newFleet(t, Options{Config: cfg, Dir: t.TempDir(), Loop: make(calls, 64), Log: zerolog.Nop()})
 	f, err := newFunction(fl, configs.Function{Name: "test", Instances: len(shares)}, testCard(), fl.devices[0])
 	must.OK(t, err)
+	for range shares[1:] {
+		must.OK(t, f.grow(fl.devices[0]))
+	}
 	for i, percent := range shares {
 		setShare(f.instances[i], percent)
 	}

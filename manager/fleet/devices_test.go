@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
+	"github.com/penstock/penstock/manager/policy/placement"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
@@ -401,5 +402,177 @@ func TestLostWhileMoving(t *testing.T) {
 		b.turns()
 		b.turns()
 		b.runsOn("a", c.on)
+	}
+}
+
+// need lets an instance's process report that a request takes so many percent of the objective of a second. Without a
+// rate, that is its need.
+func (b *nodeBed) need(in *instance, percent int) {
+	generation := in.pair.Active().Generation
+	for range 2 { // costs are those since the last report
+		in.report(generation, control.Report{Generation: generation, Ran: in.reported.Ran + 1, EachNanos: int64(percent) * 10_000_000})
+		b.decide(occasion{})
+	}
+}
+
+// tune lets so much time pass, as the manager counts it.
+func (b *nodeBed) tune(after time.Duration) {
+	b.Tune()
+	b.started = b.started.Add(-after)
+	b.Tune()
+	b.turns()
+}
+
+// instancesOn returns the devices of a function's instances that serve.
+func (b *nodeBed) instancesOn(name string) (on []string) {
+	for _, in := range b.functions.find(name).instances {
+		if q := in.pair.Active(); q != nil && q.State == control.Active {
+			on = append(on, q.Device)
+		}
+	}
+	return on
+}
+
+// newRebalanced is a node with two GPUs, the default policy and these functions.
+func newRebalanced(t *testing.T, names ...string) *nodeBed {
+	t.Helper()
+	b := newTwoGPUs(t)
+	b.cfg.Shares.Policy = configs.PolicyGuarantee
+	b.turns()
+	for _, name := range names {
+		must.OK(t, b.add(objective(name, time.Second)))
+		b.turns()
+	}
+	return b
+}
+
+func TestOverloadMoves(t *testing.T) {
+	b := newRebalanced(t, "a", "b", "c")
+	for name, percent := range map[string]int{"a": 70, "b": 10, "c": 55} {
+		b.need(b.instance(name, 0), percent)
+	}
+	b.tune(placement.Patience / 2)
+	if on := b.instancesOn("c"); !slices.Equal(on, []string{"cuda"}) {
+		t.Fatalf("c serves on %v before its device is overloaded for long", on)
+	}
+	b.tune(placement.Patience / 2)
+	for name, want := range map[string]string{"a": "cuda", "b": "cuda:1", "c": "cuda:1"} {
+		if on := b.instancesOn(name); !slices.Equal(on, []string{want}) {
+			t.Errorf("%s serves on %v, want %s", name, on, want)
+		}
+	}
+}
+
+// A function that is alone on an overloaded device gets an instance on another one, and loses it when it needs less.
+func TestOverloadGrows(t *testing.T) {
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	b := newRebalanced(t, "a")
+	f, first := b.consumer("a")
+	s := f.dial()
+	b.need(b.instance("a", 0), 130)
+	b.Tune()
+	b.started = b.started.Add(-placement.Patience)
+	b.Tune()
+	b.turn()
+	must.OK(t, b.Ready()) // the new instance joins, and the first serves
+	s.Send(0)
+	first.Answer(first.Await(1), nil)
+	s.Next()
+	b.turns()
+	if on := b.instancesOn("a"); !slices.Equal(on, []string{"cuda", "cuda:1"}) {
+		t.Fatalf("it serves on %v, want both", on)
+	}
+	if got := b.status("a").Instances; len(got) != 2 || got[1].Device != "cuda:1" {
+		t.Errorf("status %+v, want two instances", got)
+	}
+
+	second := f.consumer(1, b.instance("a", 1).pair.Active().Generation)
+	second.TakeRing()
+	for tag := range uint64(8) {
+		s.Send(tag)
+	}
+	f.eventually("all are published", func() bool { return f.port.Stats().InFlight == 8 })
+	for i := range 2 {
+		b.need(b.instance("a", i), 10)
+	}
+	taken := second.Await(2)
+	second.Start(taken[:1])
+	b.Tune()
+	b.started = b.started.Add(-placement.Calm)
+	b.Tune()
+	second.Answer(taken[:1], nil)
+	second.Release()
+	b.turns()
+	b.turns()
+	first.Answer(first.Await(7), nil)
+	for tag, status := range s.Statuses(8) {
+		if status != client.StatusOK {
+			t.Errorf("request %d is %v, want ok", tag, status)
+		}
+	}
+	if on := b.instancesOn("a"); !slices.Equal(on, []string{"cuda"}) || len(b.functions.find("a").instances) != 1 || len(b.processes("a")) != 2 {
+		t.Errorf("it serves on %v with the processes %+v, want one instance", on, b.processes("a"))
+	}
+	f.settled()
+}
+
+// An instance that cannot start is removed, and not tried again.
+func TestOverloadGrowsInVain(t *testing.T) {
+	b := newRebalanced(t, "a")
+	b.need(b.instance("a", 0), 130)
+	b.Tune()
+	b.started = b.started.Add(-placement.Patience)
+	b.Tune()
+	b.turn()
+	in := b.instance("a", 1)
+	b.fakes[victim{in.id, in.pair.Last()}].die(control.Failed, "out of memory")
+	b.turn()
+	b.Tune()
+	b.turns()
+	for range 4 {
+		b.tune(placement.Patience)
+		if n := len(b.functions.find("a").instances); n != 1 {
+			t.Fatalf("%d instances, want the one that can serve", n)
+		}
+	}
+	must.OK(t, b.Ready())
+}
+
+// Instances of a configured number are spread.
+func TestInstancesSpread(t *testing.T) {
+	b := newTwoGPUs(t)
+	b.turns()
+	f := named("a", 20)
+	f.Instances = 3
+	must.OK(t, b.add(f))
+	b.turns()
+	if on := b.instancesOn("a"); !slices.Equal(on, []string{"cuda", "cuda:1", "cuda"}) {
+		t.Errorf("the instances serve on %v", on)
+	}
+	f = named("b", 45)
+	f.Instances = 4
+	if err := b.add(f); err == nil || !strings.Contains(err.Error(), "instance 3 of 4") || b.functions.find("b") != nil {
+		t.Errorf("%v, want it refused for its last instance", err)
+	}
+}
+
+// The next manager has the instances where they were.
+func TestRecordDevices(t *testing.T) {
+	dir := t.TempDir()
+	b := newTwoGPUs(t)
+	b.recorder = recorder{dir: dir, run: "run"}
+	b.turns()
+	must.OK(t, b.add(named("a", 20)))
+	must.OK(t, b.instance("a", 0).move(b.devices[1]))
+	must.OK(t, b.functions.find("a").grow(b.devices[0]))
+	b.keep()
+	next := newTwoGPUs(t)
+	next.recorder = recorder{dir: dir, run: "run"}
+	next.turns()
+	must.OK(t, next.Begin())
+	next.turns()
+	if on := next.instancesOn("a"); !slices.Equal(on, []string{"cuda:1", "cuda"}) {
+		t.Errorf("the instances serve on %v", on)
 	}
 }

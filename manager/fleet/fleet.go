@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/manager/observe"
 	"github.com/penstock/penstock/manager/policy/fault"
 	"github.com/penstock/penstock/manager/policy/gslice"
+	"github.com/penstock/penstock/manager/policy/placement"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -71,6 +72,7 @@ type Fleet struct {
 	devices      []*device // at least one, as configured
 	file         configFile
 	recorder     recorder
+	placements   placement.Policy
 	draining     bool
 }
 
@@ -150,6 +152,9 @@ func (fl *Fleet) Step() {
 			in.step()
 		}
 	})
+	for _, f := range fl.functions {
+		f.dropInstance()
+	}
 	if had := len(fl.functions); had > 0 {
 		if fl.functions = slices.DeleteFunc(fl.functions, (*function).reap); len(fl.functions) < had {
 			fl.decide(occasion{})
@@ -203,8 +208,11 @@ func (fl *Fleet) Watch() {
 	}
 }
 
-// Tune adapts the shares. The control loop calls it at the configured interval.
-func (fl *Fleet) Tune() { fl.decide(occasion{interval: true}) }
+// Tune adapts the shares, and where the functions run. The control loop calls it at the configured interval.
+func (fl *Fleet) Tune() {
+	fl.decide(occasion{interval: true})
+	fl.rebalance()
+}
 
 // Admit gives a process its memory, if the process is desired.
 func (fl *Fleet) Admit(conn *control.AttachConn, hello control.Attach) {

@@ -35,6 +35,7 @@ type function struct {
 	following  sync.WaitGroup     // of the file of keys
 	unfollow   context.CancelFunc // nil: there is none
 	instances  instances
+	costs      map[string]float64 // device time per request, by device, as package placement wants it
 
 	removing bool
 	leaves   bool       // its share goes to the others: it is removed from a node that goes on
@@ -67,12 +68,13 @@ func logWarnings(card *models.Card, log zerolog.Logger) {
 // bounds the descriptors that a request needs.
 const minFragmentBytes = 512
 
-// newFunction opens the port and allocates the memory of a function on a device. It starts no thread of the data path.
+// newFunction opens the port and allocates the memory of a function with one instance. It starts no thread of the data path.
 func newFunction(fl *Fleet, c configs.Function, card *models.Card, on *device) (_ *function, err error) {
 	f := &function{
 		fleet: fl, name: c.Name, config: c,
 		log:   fl.log.With().Str("if", c.Name).Logger(),
 		gone:  make(chan error),
+		costs: map[string]float64{},
 		setup: setupUnder(&fl.cfg, c, card),
 	}
 	f.model = modelHistory{desired: card, setups: map[*models.Card]setup{card: f.setup}}
@@ -97,7 +99,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card, on *device) (
 	}
 	f.port, err = datapath.NewPort(sources, datapath.Options{
 		Name:             c.Name,
-		Queues:           c.Instances,
+		Queues:           1,
 		RequestBytes:     card.Input.WireBytes(),
 		Takes:            func(bytes int) bool { _, ok := sizes.OfBytes(bytes); return ok },
 		LargestPicture:   f.setup.largest,
@@ -119,12 +121,8 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card, on *device) (
 	if err != nil {
 		return nil, err
 	}
-	for i := range c.Instances {
-		in, err := newInstance(f, i, on)
-		if err != nil {
-			return nil, err
-		}
-		f.instances = append(f.instances, in)
+	if err := f.grow(on); err != nil {
+		return nil, err
 	}
 	f.port.SetPictures(c.Pictures.Interval())
 	if c.Key != "" {

@@ -90,11 +90,11 @@ func (list instances) served() bool {
 	return slices.ContainsFunc(list, func(in *instance) bool { return in.pair.Active() != nil })
 }
 
-// serving reports whether every instance has a process that serves.
+// serving reports whether every instance has a process that serves, except for those that join or leave.
 func (list instances) serving() bool {
 	return !slices.ContainsFunc(list, func(in *instance) bool {
 		q := in.pair.Active()
-		return q == nil || q.State != control.Active
+		return (q == nil || q.State != control.Active) && !in.joining() && !in.leaving
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -40,6 +41,7 @@ type instance struct {
 	ran                     *models.Card // of the process that has the ring; nil: none has had it
 	reported                reported
 	orders                  map[string]*orders // of package sharing, by device
+	leaving                 bool               // it is being removed from its function
 	unplaced                string             // why no device can run it; empty: one can
 	suspected               time.Time          // when its batch last ran as its worker died; zero: never
 	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
@@ -79,6 +81,7 @@ func (in *instance) step() {
 	in.pair.Restart = change == configs.ChangeRestart
 	// In a worker, a shadow would fill host memory per member. On a lost device it cannot start.
 	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" || in.device().lost != ""
+	wanted := in.pair.Device()
 	for _, c := range in.pair.Step() {
 		switch c.Kind {
 		case pair.SetEpoch:
@@ -102,7 +105,10 @@ func (in *instance) step() {
 			if in.ran != nil && in.ran.File == in.f.model.desired.File && in.ran.Version == in.f.model.desired.Version {
 				what = "process"
 			}
-			in.log.Error().Str("reason", c.Reason).Msg("new " + what + " failed; keeping the old one")
+			in.log.Error().Str("device", wanted).Str("reason", c.Reason).Msg("new " + what + " failed; keeping the old one")
+			if wanted != in.pair.Device() {
+				in.f.costs[wanted] = math.Inf(1)
+			}
 			in.replaced(fmt.Errorf("new %s of %s failed, keeping the old one: %s", what, in.f.name, c.Reason))
 		}
 	}

@@ -37,6 +37,19 @@ func (fl *Fleet) add(c configs.Function, byHand float64) error {
 	}
 	f.byHand = byHand
 	fl.functions = append(fl.functions, f)
+	for range c.Instances - 1 {
+		if len(fl.cfg.DevicesOf(&c)) > 1 {
+			on, err = fl.place(c)
+		}
+		if err == nil {
+			err = f.grow(on)
+		}
+		if err != nil {
+			fl.functions = fl.functions[:len(fl.functions)-1]
+			f.close()
+			return fmt.Errorf("add function %s: instance %d of %d: %w", c.Name, len(f.instances)+1, c.Instances, err)
+		}
+	}
 	fl.decide(occasion{})
 	f.port.Start(fl.metrics.Of(f.name))
 	f.log.Info().Str("device", on.Device.Name).Stringer("port", f.port.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).

@@ -33,6 +33,8 @@ type recorded struct {
 	Function configs.Function `json:"function"`
 	// Port is the function's port if Function leaves it open, else 0.
 	Port uint16 `json:"port,omitempty"`
+	// Devices are those of the instances.
+	Devices []string `json:"devices,omitempty"`
 	// Older names the models for rollbacks, the newest last.
 	Older []string `json:"older,omitempty"`
 	// SharePercent is the share of each instance that was set by hand; 0 if none was, or if shares
@@ -131,6 +133,11 @@ func (fl *Fleet) keep() {
 		if f.config.Port == 0 {
 			known.Port = f.port.LocalAddr().Port()
 		}
+		for _, in := range f.instances {
+			if !in.leaving {
+				known.Devices = append(known.Devices, in.pair.Device())
+			}
+		}
 		for _, older := range f.model.older {
 			known.Older = append(known.Older, older.name)
 		}
@@ -180,6 +187,9 @@ func (fl *Fleet) restore(r recorded) error {
 	}
 	f := fl.functions.find(c.Name)
 	f.config = r.Function
+	if err := f.spread(r.Devices); err != nil {
+		f.log.Warn().Err(err).Msg("cannot restore the function on its devices; choosing others")
+	}
 	for _, name := range r.Older {
 		card, err := fl.findFor(&f.config, name)
 		if err != nil {

@@ -71,7 +71,7 @@ func (d *Decider) addGuarantees(s *control.GuaranteeStatus, members []*member) {
 		s.DemotedPercent += round(100 * e.demoted)
 		s.UsedSeconds += e.spent.total.Seconds()
 		s.DemotedSeconds += e.spent.demoted.Seconds()
-		s.CostMillis = (float64(e.fixed)/d.batch(m) + float64(e.cost)) / float64(time.Millisecond)
+		s.CostMillis = float64(d.costOf(m)) / float64(time.Millisecond)
 		s.Level, s.Infeasible, s.Unprotected = int(d.level(m, a)), a.Infeasible, e.unprotected
 	}
 	if d.onGPU() && !d.Device.MPS {
@@ -92,6 +92,12 @@ func (d *Decider) Left() float64 {
 	return left
 }
 
+// costOf is the device time per request of an instance.
+func (d *Decider) costOf(m *member) time.Duration {
+	e := &m.entitled
+	return e.cost + time.Duration(float64(e.fixed)/d.batch(m))
+}
+
 // Members is the number of instances on the device.
 func (d *Decider) Members() int { return len(d.members) }
 
@@ -99,6 +105,7 @@ func (d *Decider) Members() int { return len(d.members) }
 type Use struct {
 	Guarantee, Need float64 // parts of the device's time
 	Infeasible      bool
+	Cost            time.Duration // device time per request; 0: not known
 	// Guaranteed and Demoted are device time within the guarantee, and beyond it.
 	Guaranteed, Demoted time.Duration
 }
@@ -110,5 +117,5 @@ func (d *Decider) Use(id gslice.ID) (u Use, ok bool) {
 		return u, false
 	}
 	e := &m.entitled
-	return Use{e.action.Guarantee, e.action.Need, e.action.Infeasible != "", e.spent.total - e.spent.demoted, e.spent.demoted}, true
+	return Use{e.action.Guarantee, e.action.Need, e.action.Infeasible != "", d.costOf(m), e.spent.total - e.spent.demoted, e.spent.demoted}, true
 }

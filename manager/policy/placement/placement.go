@@ -21,7 +21,8 @@ const (
 	// Calm is how long an instance must be unnecessary.
 	Calm = time.Minute
 
-	overloaded = 100 // percent of a device's time
+	// overloaded is in percent of a device's time. What one instance needs beyond that is not known.
+	overloaded = 100
 	// spare is the need below which a device takes instances from others.
 	spare = 80
 	// gain is by how many percent of a device's time the highest need must fall.
@@ -92,7 +93,7 @@ func (p *Policy) Decide(now time.Duration, devices []Device, functions []Functio
 	}
 	devices = slices.SortedStableFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.NeedsPercent, b.NeedsPercent) })
 	for _, d := range devices {
-		if lasts(p.hot, d.Name, d.NeedsPercent > overloaded, now) < Patience {
+		if lasts(p.hot, d.Name, d.NeedsPercent >= overloaded, now) < Patience {
 			continue
 		}
 		if a, ok = relieve(d, devices, functions); ok {
@@ -146,7 +147,7 @@ func relieve(hot Device, devices []Device, functions []Function) (best Action, o
 			try(Action{Move, f.Name, number, to.Name}, max(hot.NeedsPercent-need, to.NeedsPercent+need*f.ratio(hot.Name, to.Name)))
 		}
 	}
-	if ok && lowest <= overloaded {
+	if ok && lowest < overloaded {
 		return best, true
 	}
 	for _, to := range devices {

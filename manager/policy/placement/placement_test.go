@@ -39,7 +39,7 @@ func TestDecide(t *testing.T) {
 		others    [2]float64 // what b and c need besides
 		want      Action
 	}{
-		{"nothing is overloaded", []Function{on("f", 60), on("g", 40)}, [2]float64{}, Action{}},
+		{"nothing is overloaded", []Function{on("f", 60), on("g", 39)}, [2]float64{}, Action{}},
 		{"best balance", []Function{on("f", 70), on("g", 50)}, [2]float64{20, 90}, Action{Move, "g", 0, "b"}},
 		{"emptiest device", []Function{on("f", 70), on("g", 50)}, [2]float64{20, 10}, Action{Move, "g", 0, "c"}},
 		{"alone it grows", []Function{on("f", 120)}, [2]float64{20, 10}, Action{Add, "f", 1, "c"}},
