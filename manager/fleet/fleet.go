@@ -208,7 +208,7 @@ func (fl *Fleet) Watch() {
 	}
 }
 
-// Tune adapts the shares, and where the functions run. The control loop calls it at the configured interval.
+// Tune adapts the shares, and the devices of the functions. The control loop calls it at the configured interval.
 func (fl *Fleet) Tune() {
 	fl.decide(occasion{interval: true})
 	fl.rebalance()

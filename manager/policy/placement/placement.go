@@ -4,8 +4,8 @@
 //	a function needs less than its instances for Calm   ──> Remove the last one
 //
 // It is pure: its inputs are needs, its output is at most one action, so that the next decision sees what the action
-// brought. At constant rates it comes to rest: an action must make the highest need clearly smaller, what a function
-// costs on a device is known once it has run there, and an instance is removed only if the others stay far from overload.
+// brought. At constant rates it comes to rest. An action must make the highest need clearly smaller, and the cost of a
+// function on a device is known once it has run there. An instance is removed only if the others stay far from overload.
 package placement
 
 import (
@@ -21,7 +21,7 @@ const (
 	// Calm is how long an instance must be unnecessary.
 	Calm = time.Minute
 
-	// overloaded is in percent of a device's time. What one instance needs beyond that is not known.
+	// overloaded is in percent of a device's time. Needs of one instance beyond that are not known.
 	overloaded = 100
 	// spare is the need below which a device takes instances from others.
 	spare = 80
@@ -49,8 +49,8 @@ type Function struct {
 	Instances []Instance
 	// Allowed are the devices that it may use.
 	Allowed []string
-	// Cost is the device time per request, by device. It lacks devices where the function never ran; it is infinite if
-	// the function cannot run there.
+	// Cost is the device time per request, by device. It lacks devices on which the function never ran. It is infinite
+	// for those on which the function cannot run.
 	Cost map[string]float64
 	// Fixed: the number of instances was configured.
 	Fixed bool
