@@ -14,6 +14,7 @@ import (
 const (
 	nodeClaim         = "up.lock"
 	orchestratorClaim = "orchestrator.lock"
+	planClaim         = "plan.lock"
 )
 
 // ClaimNode makes this process the only `penstock up` of the runtime folder dir. If there is one
@@ -26,6 +27,11 @@ func ClaimNode(dir string) (release func(), err error) {
 // ClaimOrchestrator is ClaimNode for the orchestrator.
 func ClaimOrchestrator(dir string) (release func(), err error) {
 	return claim(dir, orchestratorClaim, "claim runtime folder %s: orchestrator %s uses it; choose another folder with --runtime-dir")
+}
+
+// ClaimPlan makes this process the only one that carries out a plan on the node.
+func ClaimPlan(dir string) (release func(), err error) {
+	return claim(dir, planClaim, "process %[2]s carries out a plan on the node in %[1]s; try again when it has ended")
 }
 
 // takenError is an ErrInUse that says all by itself.
