@@ -48,6 +48,8 @@ type Config struct {
 	// CPUs that are kept for the manager; the others are 100 % for inference functions. 0 is an eighth of
 	// the CPUs, at least one if there are two.
 	ReservedCPUs int `yaml:"reserved_cpus" default:"0" min:"0" max:"1024"`
+	// Whether `penstock plan --apply` may change the MIG instances of GPUs: keep or manage (docs/planning.md).
+	MIG MIG `yaml:"mig" default:"keep" oneof:"keep|manage"`
 	// Folders with model cards, searched in order before the built-in models.
 	Models []string `yaml:"models" default:"[]" want:"a folder with cards"`
 	// File of sha256sum that must list the files of all models but the built-in ones. A file with another sum is
@@ -124,6 +126,12 @@ const (
 	MaxSlots     = 1 << 14 // aggregate.slots
 	MaxReceivers = 16      // receivers
 )
+
+// MIG says whether plans may change MIG instances.
+type MIG string
+
+// MIGManage lets plans create and destroy MIG instances.
+const MIGManage MIG = "manage"
 
 // Log is the log of the node's processes.
 type Log struct {
