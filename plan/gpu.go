@@ -177,6 +177,15 @@ func ForDevice(product string) (GPU, error) {
 	return GPU{}, fmt.Errorf("device %q: %w", product, ErrUnknownGPU)
 }
 
+// ForUncut is ForDevice for a GPU with MIG off.
+func ForUncut(product string) (GPU, error) {
+	g, err := ForDevice(product)
+	if err == nil && !g.Percent {
+		return Lookup(g.Name + mpsSuffix)
+	}
+	return g, err
+}
+
 // Size returns the size with the given number of GPCs (steps if Percent).
 func (g GPU) Size(gpcs int) (Size, bool) {
 	i, found := slices.BinarySearchFunc(g.Sizes, gpcs, func(s Size, gpcs int) int { return s.GPCs - gpcs })

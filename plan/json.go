@@ -33,9 +33,9 @@ func Read(r io.Reader, file string) (*Plan, error) {
 // Extra has the fields that `penstock plan` may add to a plan's JSON object. They
 // answer questions about the plan, are not part of it, and Read skips them.
 type Extra struct {
-	Change   any `json:"change,omitempty"`
-	Replay   any `json:"replay,omitempty"`
-	MIGSteps any `json:"mig_steps,omitempty"`
+	Change any `json:"change,omitempty"`
+	Replay any `json:"replay,omitempty"`
+	Steps  any `json:"steps,omitempty"`
 }
 
 // check returns an error if the plan is not of this version, or if a service's rate or objective is no number above 0.

@@ -1,6 +1,6 @@
 // Package planner has the policies that turn a problem into a plan (package plan), by the
 // names that `penstock plan --policy` takes. Its subfolders have one policy each, and what
-// works with finished plans: verify, replay, change, render and cutting.
+// works with finished plans: verify, replay, change, render and deploy.
 package planner
 
 import (

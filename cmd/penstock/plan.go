@@ -10,11 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/apply"
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner"
 	"github.com/penstock/penstock/planner/change"
-	"github.com/penstock/penstock/planner/cutting"
 	"github.com/penstock/penstock/planner/replay"
 	"github.com/penstock/penstock/planner/verify"
 )
@@ -32,6 +32,7 @@ type planOptions struct {
 	replay                       bool
 	replayConfig                 replay.Config
 	apply, dryRun                bool
+	dir                          string
 	output                       string
 }
 
@@ -39,7 +40,7 @@ func planCommand() *cobra.Command {
 	var o planOptions
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Plan how many GPUs serve a set of services, and how to cut them",
+		Short: "Plan how many GPUs serve a set of services, and carry the plan out",
 		Long: `Finds the GPUs, and the segments to cut them into, that serve each service at its rate and
 within its latency objective. The plan is verified before it is printed.
 
@@ -52,13 +53,18 @@ The policies:
   penstock      the fewest GPUs that it can find, and a proof if no plan has fewer
   penstock-sim  as penstock, with latency bounds learned from the replay
 
+--apply carries the plan out on the node that runs on this machine. Without --gpu and --fleet
+the plan is for its devices. It changes as little as possible of the plan that the node runs.
+If a step fails, the steps before it are undone; if this command is interrupted or killed, the
+same command continues.
+
 penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
 		Example: `  penstock plan --profiles prof_data --services services.csv
   penstock plan --profiles prof_data --services scenarios.csv --scenario S3 -o html > plan.html
   penstock plan --profiles prof_data --services services.csv --policy penstock-sim --replay
   penstock plan --profiles prof_data --services services.csv --fleet fleet.csv -o json > plan.json
   penstock plan --profiles prof_data --services changed.csv --from plan.json
-  penstock plan --profiles prof_data --services services.csv --apply --dry-run`,
+  penstock plan --profiles profiles --services services.csv --apply --dry-run`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd); err != nil {
@@ -78,8 +84,9 @@ penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
 	f.BoolVar(&o.replay, "replay", false, "simulate Poisson arrivals on the plan, and print how many requests miss their objective")
 	f.Uint64Var(&o.replayConfig.Seed, "seed", 1, "seed of the replay's arrivals")
 	f.IntVar(&o.replayConfig.Requests, "requests", 20000, "requests per service in one run of the replay")
-	f.BoolVar(&o.apply, "apply", false, "cut this machine's GPUs into the plan's MIG instances (needs root)")
+	f.BoolVar(&o.apply, "apply", false, "carry out the plan on the running node: cut GPUs (needs root and mig: manage), start and remove functions")
 	f.BoolVar(&o.dryRun, "dry-run", false, "with --apply: print the steps without taking them")
+	f.StringVar(&o.dir, "runtime-dir", "", nodeUsage)
 	outputFlag(cmd, &o.output, "table", "json", "yaml", "html")
 	return cmd
 }
@@ -104,6 +111,10 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 		return errors.New("--gpu and --fleet: want one of them; a fleet names its GPUs")
 	case given("policy") && given("from"):
 		return errors.New("--policy and --from: want one of them; a changed plan keeps its policy")
+	case given("from") && o.apply:
+		return errors.New("--from and --apply: want one of them; --apply changes the plan that the node runs")
+	case given("runtime-dir") && !o.apply:
+		return errors.New("--runtime-dir without --apply: want both, or neither")
 	case o.dryRun && !o.apply:
 		return errors.New("--dry-run without --apply: want both, to see the steps, or neither")
 	case o.replayConfig.Requests < 1:
@@ -124,16 +135,43 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 //  3. The verifier checks the plan.
 //  4. If the flags ask for it, the plan is replayed and the steps to it are computed.
 //  5. It prints the plan (planprint.go).
-//  6. If the flags ask for it, it takes the steps (package cutting).
+//  6. If the flags ask for it, it takes the steps (package apply).
 func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
-	problem, old, err := o.read()
+	var node *apply.Node
+	report := func(line string) { fmt.Fprintln(progress, line) }
+	if o.apply {
+		dir, err := nodeFolder(o.dir)
+		if err != nil {
+			return err
+		}
+		if node, err = apply.Open(ctx, dir, openMIG); err != nil {
+			return err
+		}
+		defer node.Close()
+		if node.Record.Next != nil && !o.dryRun {
+			report("continue with the plan that was interrupted")
+			if err := node.Finish(ctx, report); err != nil {
+				return err
+			}
+		}
+	}
+	problem, old, err := o.read(node)
 	if err != nil {
 		return err
 	}
-	var printed printedPlan
-	if old != nil {
-		printed.Plan, printed.Change, err = changed(ctx, old, problem)
-	} else {
+	printed := printedPlan{Applies: o.apply}
+	switch {
+	case old != nil:
+		printed.Plan, printed.Change, err = changed(ctx, func() (*plan.Plan, *change.Change, error) {
+			c, err := change.From(old, problem)
+			if err != nil {
+				return nil, nil, fmt.Errorf("--from: %w", err)
+			}
+			return c.Plan, c, nil
+		})
+	case o.apply && o.policy == planner.Default:
+		printed.Plan, printed.Change, err = changed(ctx, func() (*plan.Plan, *change.Change, error) { return node.Plan(problem) })
+	default:
 		printed.Plan, err = made(ctx, o.policy, problem)
 	}
 	if err != nil {
@@ -151,21 +189,16 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 		}
 	}
 	if o.apply {
-		if old != nil {
-			printed.cutting, err = cutting.OfChange(old, printed.Change, openMIG, o.dryRun)
-		} else {
-			printed.cutting, err = cutting.Of(printed.Plan, openMIG, o.dryRun)
-		}
-		if err != nil {
+		if err := node.Begin(printed.Plan, printed.Change); err != nil {
 			return err
 		}
-		printed.MIGSteps = printed.cutting.Strings()
+		printed.Steps = node.Record.Next.Steps
 	}
 	if err := printed.print(out, o.output); err != nil {
 		return err
 	}
 	if o.apply && !o.dryRun {
-		return printed.cutting.Do(progress)
+		return node.Finish(ctx, report)
 	}
 	return nil
 }
@@ -184,15 +217,21 @@ func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan
 	return made, nil
 }
 
-// changed changes as little of an old plan as possible, and records the planning
-// time.
-func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.Plan, *change.Change, error) {
-	c, took, err := timed(ctx, func() (*change.Change, error) { return change.From(old, problem) })
-	if err != nil {
-		return nil, nil, fmt.Errorf("--from: %w", err)
+// changed makes a plan that may be a change of another one, and records the planning time.
+func changed(ctx context.Context, from func() (*plan.Plan, *change.Change, error)) (*plan.Plan, *change.Change, error) {
+	type both struct {
+		plan   *plan.Plan
+		change *change.Change
 	}
-	c.Plan.DelayMS = inMilliseconds(took)
-	return c.Plan, c, nil
+	made, took, err := timed(ctx, func() (b both, err error) {
+		b.plan, b.change, err = from()
+		return b, err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	made.plan.DelayMS = inMilliseconds(took)
+	return made.plan, made.change, nil
 }
 
 func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

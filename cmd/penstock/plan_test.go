@@ -114,7 +114,7 @@ func TestPlanJSON(t *testing.T) {
 	if p["version"] != 1.0 {
 		t.Errorf("version %v, want 1", p["version"])
 	}
-	for _, more := range []string{"change", "replay", "mig_steps"} {
+	for _, more := range []string{"change", "replay", "steps"} {
 		if _, ok := p[more]; ok {
 			t.Errorf("has %s, which nobody asked for", more)
 		}
@@ -295,32 +295,84 @@ func TestReplaySeed(t *testing.T) {
 	}
 }
 
-func TestPlanDryRun(t *testing.T) {
+// applying is a node on two A100s and an A30 that may cut them, and the arguments that plan for it. The
+// services' models have cards.
+func applying(t *testing.T, rows string) (n *migfake.Node, args []string) {
+	t.Helper()
+	n = migfake.NewNode(t, 2)
+	cards := t.TempDir()
+	for _, model := range []string{"resnet50", "vgg19"} {
+		card := "name: " + model + "\nversion: 1\nframework: \"null\"\nslo: 10s\nbatches: [1]\ndecoder: {name: raw}\noutputs: [{name: y, shape: [1]}]\n" +
+			"input: {size: [8, 8, 1], wire: {type: u8, layout: hwc}, tensor: {type: u8, layout: hwc}}\n"
+		if err := os.WriteFile(filepath.Join(cards, model+".yaml"), []byte(card), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.File = file(t, "node.yaml", "mig: manage\nmodels: ["+cards+"]\nfunctions: []\n")
 	opened := openMIG
 	t.Cleanup(func() { openMIG = opened })
-	args := []string{"--services", scenarios, "--scenario", "S1", "--apply", "--dry-run"}
+	openMIG = n.Open
+	return n, []string{"--runtime-dir", n.Serve(t), "--apply", "--services", services(t, rows)}
+}
 
-	openMIG = func() (mig.Session, error) { return nil, errors.New("nothing to be had") }
-	out := plannedWith(t, args...)
-	for _, want := range []string{"The steps assume uncut GPUs; this machine does not have the plan's: nothing to be had", "create 1g.10gb in slot 4 of GPU 0", "│   20 │"} {
+func TestPlanApply(t *testing.T) {
+	rows := "resnet50,3000,100\nvgg19,50,300\n"
+	n, args := applying(t, rows)
+	out := plannedWith(t, append(args, "--dry-run")...)
+	for _, want := range []string{"× a100-80", "start resnet50: ", "start vgg19: ", "create 1g.10gb in slot"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("does not say %q:\n%s", want, out)
 		}
 	}
-	var p struct {
-		Steps []string `json:"mig_steps"`
+	if len(n.Taken) > 0 || len(n.Runs) > 0 {
+		t.Errorf("a dry run took %v", n.Taken)
 	}
-	if err := json.Unmarshal([]byte(plannedWith(t, append(args, "-o", "json")...)), &p); err != nil || len(p.Steps) != 20 {
-		t.Errorf("%d steps, %v: want 20", len(p.Steps), err)
+	n.Refuse = "no memory"
+	if _, err := penstock(t, append([]string{"plan", "--profiles", published}, args...)...); err == nil ||
+		!strings.HasSuffix(err.Error(), ": manager: no memory; everything is as before") || len(n.Runs) > 0 || len(n.Has[0].Instances) > 0 {
+		t.Errorf("%v, runs %v on %v", err, n.Runs, n.Has[0].Instances)
 	}
+	var p struct{ Steps []string }
+	if err := json.Unmarshal([]byte(plannedWith(t, append(args, "-o", "json")...)), &p); err != nil || len(p.Steps) < 6 || len(n.Runs) != 2 {
+		t.Errorf("took %v, %v, and runs %v", p.Steps, err, n.Runs)
+	}
+	if out := plannedWith(t, args...); !strings.Contains(out, "Nothing to do: the node runs this plan already.") || !strings.Contains(out, "2 of 2 services stay as they are") {
+		t.Errorf("a second time it says\n%s", out)
+	}
+	args[len(args)-1] = services(t, "vgg19,50,300\n")
+	if plannedWith(t, args...); len(n.Runs) != 1 || len(n.Has[0].Instances)+len(n.Has[2].Instances) != 1 {
+		t.Errorf("runs %v, on %v and %v", n.Runs, n.Has[0].Instances, n.Has[2].Instances)
+	}
+}
 
-	m := migfake.A100s(t, 2)
-	openMIG = m.Open
-	if out = plannedWith(t, args...); !strings.Contains(out, "GPU 1 of the plan is GPU 2 (GPU-a100-80-2).") || len(m.Taken) > 0 {
-		t.Errorf("took %v, said\n%s", m.Taken, out)
-	}
-	if plannedWith(t, args[:len(args)-1]...); len(m.Taken) != 20 {
-		t.Errorf("without --dry-run it took %d steps, want 20", len(m.Taken))
+// What cannot be done is one line, and nothing changes.
+func TestPlanApplyErrors(t *testing.T) {
+	n, args := applying(t, "resnet50,3000,100\nvgg19,50,300\n")
+	for _, c := range []struct {
+		name   string
+		args   []string
+		change func()
+		want   string
+	}{
+		{"other hardware", append(args, "--gpu", "a100-80", "--fleet", file(t, "f.csv", "gpu,count\na100-80,1\n")), nil, "--gpu and --fleet: want one of them"},
+		{"more GPUs", append(args[:4:4], services(t, "resnet50,90000,100\n"), "--gpu", "a100-80"), nil, "GPU 2 of the plan is missing: want another a100-80 with MIG, and there is GPU-a100-80-0, GPU-a100-80-2; plan without"},
+		{"a model without a card", append(args[:4:4], services(t, "bert,10,6000\n")), nil, `service "bert": find card: unknown model "bert"`},
+		{"from", append(args, "--from", "x"), nil, "--from and --apply: want one of them"},
+		{"no such node", append([]string{"--runtime-dir", t.TempDir()}, args[2:]...), nil, "check that a node runs with this runtime folder"},
+		{"a folder of no apply", append(args[:2:2], args[3:]...), nil, "--runtime-dir without --apply: want both"},
+		{"no rights", args, func() { openMIG = func() (mig.Session, error) { return nil, errors.New("only root may") } }, "--apply: no device of the node has a placement table: only root may"},
+		{"no permission", args, func() {
+			n.File, openMIG = file(t, "node.yaml", strings.Replace(mustRead(t, n.File), "mig: manage\n", "", 1)), n.Open
+		}, "the node's configuration does not allow it; add `mig: manage`"},
+		{"a fit for none", append(args[:4:4], services(t, "resnet50,90000,100\n")), nil, "is too small: 0 of 1 services fit"},
+	} {
+		if c.change != nil {
+			c.change()
+		}
+		_, err := penstock(t, append([]string{"plan", "--profiles", published}, c.args...)...)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") || len(n.Taken) > 0 || len(n.Runs) > 0 {
+			t.Errorf("%s: %v\nwant %s", c.name, err, c.want)
+		}
 	}
 }
 

@@ -1,24 +1,9 @@
 package main
 
 import (
-	"errors"
 	"strings"
 	"testing"
-
-	"github.com/penstock/penstock/cuda/mig"
 )
-
-func TestPlanFromApply(t *testing.T) {
-	opened := openMIG
-	t.Cleanup(func() { openMIG = opened })
-	openMIG = func() (mig.Session, error) { return nil, errors.New("nothing to be had") }
-	rows := "resnet50,100,100\n"
-	from := file(t, "old.json", plannedWith(t, "--services", services(t, rows), "-o", "json"))
-	out := plannedWith(t, "--services", services(t, rows+"vgg19,50,300\n"), "--from", from, "--apply", "--dry-run")
-	if strings.Count(out, "create ") != 2+1 || strings.Contains(out, "uncut") || !strings.Contains(out, "vgg19 is new") {
-		t.Errorf("want what is created for vgg19 and nothing else (an instance, its compute instance, the change's step):\n%s", out)
-	}
-}
 
 // A user may have edited the plan's file. Its latency bounds are checked, because
 // services may answer as late as the bounds allow.

@@ -5,7 +5,7 @@ import (
 
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/change"
-	"github.com/penstock/penstock/planner/cutting"
+	"github.com/penstock/penstock/planner/deploy"
 	"github.com/penstock/penstock/planner/render"
 	"github.com/penstock/penstock/planner/replay"
 )
@@ -16,9 +16,9 @@ type printedPlan struct {
 	*plan.Plan
 	Change *change.Change
 	Replay *replay.Report
-	// MIGSteps are the steps of package cutting, nil if not requested.
-	MIGSteps []string
-	cutting  *cutting.Cutting
+	// Steps carry out the plan on a node. Applies says that they were requested.
+	Steps   []deploy.Step
+	Applies bool
 }
 
 func (p printedPlan) print(w io.Writer, output string) error {
@@ -47,8 +47,12 @@ func (p printedPlan) document() any {
 	if p.Replay != nil {
 		whole.Replay = p.Replay
 	}
-	if p.cutting != nil {
-		whole.MIGSteps = p.MIGSteps
+	if p.Applies {
+		steps := make([]string, len(p.Steps))
+		for i, s := range p.Steps {
+			steps[i] = s.String()
+		}
+		whole.Steps = steps
 	}
 	return whole
 }
@@ -60,8 +64,8 @@ func (p printedPlan) sections() (list []render.Section) {
 	if p.Replay != nil {
 		list = append(list, render.Replay(p.Replay))
 	}
-	if p.cutting != nil {
-		list = append(list, p.cutting.Section())
+	if p.Applies {
+		list = append(list, deploy.Section(p.Steps))
 	}
 	return list
 }

@@ -11,11 +11,13 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/penstock/penstock/cmd/penstock/apply"
 	"github.com/penstock/penstock/plan"
 )
 
-// read reads the files that the flags name; old is nil if there is no current plan.
-func (o *planOptions) read() (problem *plan.Problem, old *plan.Plan, err error) {
+// read reads the files that the flags name; old is nil if there is no current plan. If no flag names
+// GPUs, they are those of the node, if there is one.
+func (o *planOptions) read(node *apply.Node) (problem *plan.Problem, old *plan.Plan, err error) {
 	p := &plan.Problem{}
 	if p.GPU, err = plan.Lookup(o.gpu); err != nil {
 		return nil, nil, fmt.Errorf("--gpu %w", err)
@@ -23,6 +25,11 @@ func (o *planOptions) read() (problem *plan.Problem, old *plan.Plan, err error) 
 	if o.fleet != "" {
 		if p.Fleet, err = readFile("--fleet", o.fleet, plan.ReadFleet); err != nil {
 			return nil, nil, err
+		}
+	}
+	if node != nil && o.fleet == "" && !o.gpuGiven {
+		if p.Fleet = node.Machine.Fleet(); len(p.Fleet) == 0 {
+			return nil, nil, fmt.Errorf("--apply: %w", node.NoGPU())
 		}
 	}
 	if p.Profiles, err = readProfiles(o.profiles); err != nil {

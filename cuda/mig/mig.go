@@ -102,8 +102,8 @@ type Instance struct {
 	PIDs []int
 }
 
-// isComplete reports whether processes see the instance as one device of its full size.
-func (i Instance) isComplete() bool { return len(i.Compute) == 1 && i.Compute[0].Slices == i.Slices }
+// IsComplete reports whether processes see the instance as one device of its full size.
+func (i Instance) IsComplete() bool { return len(i.Compute) == 1 && i.Compute[0].Slices == i.Slices }
 
 // Compute is a compute instance: the part of a GPU instance that a process sees.
 type Compute struct{ ID, Slices int }
@@ -252,7 +252,7 @@ func (g GPU) steps(wanted []Placement) ([]Step, error) {
 	}
 	for _, i := range g.Instances {
 		at := slices.IndexFunc(missing, func(s Step) bool { return s.Start == i.Start && s.Profile == i.Profile })
-		if at >= 0 && i.isComplete() {
+		if at >= 0 && i.IsComplete() {
 			missing = slices.Delete(missing, at, at+1)
 			continue
 		}

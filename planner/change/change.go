@@ -55,8 +55,8 @@ const (
 	// Retune starts other processes in an instance that stays, next to the old
 	// ones (shadows under MPS). It ends the old ones when the new ones serve.
 	Retune Op = "retune"
-	// opDestroy drains a segment and removes its instance.
-	opDestroy Op = "destroy"
+	// Destroy drains a segment and removes its instance.
+	Destroy Op = "destroy"
 )
 
 // A Step is one operation. It ends before the next begins.

@@ -141,7 +141,7 @@ func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 				t.Fatalf("step %d, %s: there is %+v", i, s, now[at])
 			}
 			now[at] = g
-		case opDestroy:
+		case Destroy:
 			now = slices.Delete(now, at, at+1)
 		}
 		if s.ShortRPS > 0 {
@@ -393,7 +393,7 @@ func TestShortRPS(t *testing.T) {
 	c := changed(t, old, p)
 	var short []float64
 	for _, s := range c.Steps {
-		if s.Op == opDestroy {
+		if s.Op == Destroy {
 			short = append(short, s.ShortRPS)
 		}
 	}
@@ -575,7 +575,7 @@ func TestChangesWithoutMIG(t *testing.T) {
 			exists := slices.Clone(first.Plan.Segments)
 			for _, s := range c.Steps[:i+1] {
 				exists = slices.DeleteFunc(exists, func(g plan.Segment) bool { return samePlace(g, s.Segment) })
-				if s.Op != opDestroy {
+				if s.Op != Destroy {
 					exists = append(exists, s.Segment)
 				}
 			}

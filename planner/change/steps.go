@@ -127,7 +127,7 @@ func (t *transition) next() bool {
 	for i, g := range t.destroy {
 		if t.removed[g.Service] {
 			t.destroy = slices.Delete(t.destroy, i, i+1)
-			t.end(Step{Op: opDestroy, Segment: g, Why: fmt.Sprintf("%s is not wanted any more", g.Service)})
+			t.end(Step{Op: Destroy, Segment: g, Why: fmt.Sprintf("%s is not wanted any more", g.Service)})
 			return true
 		}
 	}
@@ -158,7 +158,7 @@ func (t *transition) next() bool {
 	for i, g := range t.destroy {
 		if t.has(g.Service)-g.ThroughputRPS >= t.should[g.Service]*(1-tolerance) {
 			t.destroy = slices.Delete(t.destroy, i, i+1)
-			t.end(Step{Op: opDestroy, Segment: g, Why: fmt.Sprintf("%s has enough without it", g.Service)})
+			t.end(Step{Op: Destroy, Segment: g, Why: fmt.Sprintf("%s has enough without it", g.Service)})
 			return true
 		}
 	}
@@ -166,7 +166,7 @@ func (t *transition) next() bool {
 		isOwn := func(s plan.Segment) bool { return s.Service == g.Service }
 		if !slices.ContainsFunc(t.create, isOwn) && !slices.ContainsFunc(t.destroy, isOwn) {
 			t.shadows = slices.Delete(t.shadows, i, i+1)
-			t.end(Step{Op: opDestroy, Segment: g, Shadow: true, Why: fmt.Sprintf("%s is where it should be", g.Service)})
+			t.end(Step{Op: Destroy, Segment: g, Shadow: true, Why: fmt.Sprintf("%s is where it should be", g.Service)})
 			return true
 		}
 	}
@@ -198,10 +198,10 @@ func (t *transition) makeWay() {
 			Why: fmt.Sprintf("a shadow of %s's segment in gpu %d, slot %d, which is in the way", g.Service, g.GPU, g.Slot)})
 		// The segment goes at once: the shadow must not make other segments look
 		// unneeded.
-		t.end(Step{Op: opDestroy, Segment: g, ShortRPS: t.short(g), Why: fmt.Sprintf("%s has enough without it", g.Service)})
+		t.end(Step{Op: Destroy, Segment: g, ShortRPS: t.short(g), Why: fmt.Sprintf("%s has enough without it", g.Service)})
 		return
 	}
-	t.end(Step{Op: opDestroy, Segment: g, ShortRPS: t.short(g),
+	t.end(Step{Op: Destroy, Segment: g, ShortRPS: t.short(g),
 		Why: fmt.Sprintf("it is in the way, and there is no spare for a shadow: %s is short until its new segments serve", g.Service)})
 }
 
@@ -217,7 +217,7 @@ func (t *transition) makeMemory() {
 	}
 	if g, ok := t.first(t.shadows); ok {
 		t.shadows = slices.DeleteFunc(t.shadows, func(d plan.Segment) bool { return d == g })
-		t.end(Step{Op: opDestroy, Segment: g, Shadow: true, ShortRPS: t.short(g),
+		t.end(Step{Op: Destroy, Segment: g, Shadow: true, ShortRPS: t.short(g),
 			Why: fmt.Sprintf("it has memory that %s's new segments need", g.Service)})
 		return
 	}
