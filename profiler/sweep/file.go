@@ -2,11 +2,14 @@ package sweep
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
-	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,42 +52,34 @@ func resume(file string, want profile.Header) (profile.Profile, error) {
 // difference describes how two headers differ, in the fields that must be equal for
 // their points to be in one file. It is empty if there is no difference.
 func difference(have, want profile.Header) string {
+	was, is := conditions(have), conditions(want)
+	names := maps.Clone(was)
+	maps.Copy(names, is)
 	var all []string
-	add := func(what string, a, b any) {
-		if !reflect.DeepEqual(a, b) {
-			all = append(all, fmt.Sprintf("%s was %v, is %v", what, a, b))
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if was[name] != is[name] {
+			all = append(all, fmt.Sprintf("%s was %v, is %v", name, cmp.Or(was[name], "nothing"), cmp.Or(is[name], "nothing")))
 		}
 	}
-	add("model", have.Model, want.Model)
-	add("the card's version", have.ModelVersion, want.ModelVersion)
-	add("the model's file", have.ModelDigest, want.ModelDigest)
-	add("device", have.Device, want.Device)
-	add("GPU", have.GPU, want.GPU)
-	add("the shares' unit", have.Unit, want.Unit)
-	add("the whole device", have.Total, want.Total)
-	add("mechanism of the shares", have.HeldBy, want.HeldBy)
-	names := map[string]bool{}
-	for _, versions := range []map[string]string{have.Versions, want.Versions} {
-		for name := range versions {
-			names[name] = true
-		}
-	}
-	for _, name := range sorted(names) {
-		add("version of "+name, have.Versions[name], want.Versions[name])
-	}
-	a, b := have.Sweep, want.Sweep
-	if a == nil {
-		a = &profile.Sweep{}
-	}
-	add("shares", a.Shares, b.Shares)
-	add("batches", a.Batches, b.Batches)
-	add("processes", a.Processes, b.Processes)
-	add("window", a.WindowSeconds, b.WindowSeconds)
-	add("precision", a.PrecisionPercent, b.PrecisionPercent)
-	add("min windows", a.MinWindows, b.MinWindows)
-	add("max windows", a.MaxWindows, b.MaxWindows)
-	add("quick", a.Quick, b.Quick)
 	return strings.Join(all, "; ")
+}
+
+// conditions returns a header without what the measurement adds to it, as text by the names in the file.
+func conditions(h profile.Header) map[string]string {
+	h.Date, h.Complete, h.PersistentMiB, h.EphemeralMiB = time.Time{}, false, 0, 0
+	h.Unsteady, h.LoadBound, h.Wrong, h.Knees = nil, nil, nil, nil
+	all := map[string]string{}
+	for _, part := range []any{h.Sweep, h.Versions, h} {
+		text, _ := json.Marshal(part) // strings and numbers
+		var fields map[string]json.RawMessage
+		_ = json.Unmarshal(text, &fields)
+		for name, value := range fields {
+			all[name] = string(value)
+		}
+	}
+	delete(all, "sweep") // its fields are there
+	delete(all, "versions")
+	return all
 }
 
 // save writes a profile under its name, or as the partial file if it is not complete. A

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -253,5 +252,3 @@ func Estimate(grid profile.Sweep) (least, most time.Duration) {
 	point := func(windows int) time.Duration { return share + time.Duration(warmUp+windows)*window }
 	return loads + points*point(grid.MinWindows), loads + points*point(grid.MaxWindows)
 }
-
-func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }

@@ -318,10 +318,10 @@ func TestChangedHeader(t *testing.T) {
 		change func(*profile.Header)
 		want   string
 	}{
-		{func(h *profile.Header) { h.GPU = "another" }, "GPU was a formula, is another"},
-		{func(h *profile.Header) { h.ModelDigest = "ff" }, "the model's file was , is ff"},
-		{func(h *profile.Header) { h.Versions = map[string]string{"driver": "580"} }, "version of driver was , is 580"},
-		{func(h *profile.Header) { h.Sweep.Batches = []int{1, 2} }, "batches was [1 2 4], is [1 2]"},
+		{func(h *profile.Header) { h.GPU = "another" }, `gpu was "a formula", is "another"`},
+		{func(h *profile.Header) { h.ModelDigest = "ff" }, `model_digest was nothing, is "ff"`},
+		{func(h *profile.Header) { h.Versions = map[string]string{"driver": "580"} }, `driver was nothing, is "580"`},
+		{func(h *profile.Header) { h.Sweep.Batches = []int{1, 2} }, "batches was [1,2,4], is [1,2]"},
 	} {
 		changed := o
 		grid := *o.Header.Sweep
