@@ -1,15 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"runtime/debug"
 	"strconv"
 
+	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway"
 	"github.com/penstock/penstock/gateway/stream"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -50,35 +53,25 @@ func lowerPriority() error {
 
 func gatewayCommand() *cobra.Command {
 	var flags nodeFlags
-	cmd := &cobra.Command{
+	return flags.childOfUp(&cobra.Command{
 		Use:   "gateway",
 		Short: "Serve the functions of a node over HTTP",
 		Long: `Serves the functions of the node with this configuration over HTTP: the Open Inference
 Protocol, and photos as they are (docs/http.md). penstock up starts it.`,
 		Example: `  penstock gateway --config node.yaml
   curl --data-binary @face.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:9651/v2/models/face/infer`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			flags.takeRun()
-			debug.SetMemoryLimit(gateway.MemoryLimit)
-			c, log, end, err := flags.begin("gateway")
-			if err != nil {
-				return err
-			}
-			defer end()
-			if err := lowerPriority(); err != nil {
-				log.Warn().Err(err).Msg("lower the gateway's priority")
-			}
-			var streams []stream.Spec
-			for _, s := range c.Streams {
-				streams = append(streams, stream.Spec(s))
-			}
-			return gateway.Run(cmd.Context(), gateway.Options{
-				Streams: streams, Publish: c.Publish, ZeroMQ: c.ZeroMQ, Address: c.Gateway.Address, Dir: c.RuntimeDir, Keys: c.Gateway.Keys, TLS: c.Gateway.TLS,
-				Load: c.Gateway.Load, SharedMemory: c.Gateway.SharedMemory, Version: version, Log: log,
-			}, nil)
-		},
-	}
-	flags.register(cmd)
-	return cmd
+	}, func(ctx context.Context, c configs.Config, log zerolog.Logger) error {
+		debug.SetMemoryLimit(gateway.MemoryLimit)
+		if err := lowerPriority(); err != nil {
+			log.Warn().Err(err).Msg("lower the gateway's priority")
+		}
+		var streams []stream.Spec
+		for _, s := range c.Streams {
+			streams = append(streams, stream.Spec(s))
+		}
+		return gateway.Run(ctx, gateway.Options{
+			Streams: streams, Publish: c.Publish, ZeroMQ: c.ZeroMQ, Address: c.Gateway.Address, Dir: c.RuntimeDir, Keys: c.Gateway.Keys, TLS: c.Gateway.TLS,
+			Load: c.Gateway.Load, SharedMemory: c.Gateway.SharedMemory, Version: version, Log: log,
+		}, nil)
+	})
 }

@@ -21,23 +21,13 @@ import (
 
 func managerCommand() *cobra.Command {
 	var flags nodeFlags
-	cmd := &cobra.Command{
+	return flags.childOfUp(&cobra.Command{
 		Use:     "manager",
 		Short:   "Run the IF Manager: packets in, batches out, shares",
 		Example: `  penstock manager --config node.yaml    # and beside it: penstock orchestrator --config node.yaml`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			flags.takeRun()
-			c, log, end, err := flags.begin("manager")
-			if err != nil {
-				return err
-			}
-			defer end()
-			return runManager(cmd.Context(), c, flags, log)
-		},
-	}
-	flags.register(cmd)
-	return cmd
+	}, func(ctx context.Context, c configs.Config, log zerolog.Logger) error {
+		return runManager(ctx, c, flags, log)
+	})
 }
 
 func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zerolog.Logger) error {

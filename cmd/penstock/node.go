@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,11 +33,22 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log all state changes of processes")
 }
 
-// takeRun reads runVariable and removes it from the environment. The verbs that up starts call it:
-// manager, orchestrator and gateway.
-func (n *nodeFlags) takeRun() {
-	n.run = os.Getenv(runVariable)
-	os.Unsetenv(runVariable) // the processes of functions do not inherit it
+// childOfUp completes a verb that up starts: manager, orchestrator and gateway. It reads runVariable and removes it from
+// the environment, which the processes of functions inherit.
+func (n *nodeFlags) childOfUp(cmd *cobra.Command, run func(context.Context, configs.Config, zerolog.Logger) error) *cobra.Command {
+	cmd.Args = cobra.NoArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		n.run = os.Getenv(runVariable)
+		os.Unsetenv(runVariable)
+		c, log, end, err := n.begin(cmd.Name())
+		if err != nil {
+			return err
+		}
+		defer end()
+		return run(cmd.Context(), c, log)
+	}
+	n.register(cmd)
+	return cmd
 }
 
 // runVariable is the environment variable in which up gives its children a random text, the same for

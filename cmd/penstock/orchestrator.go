@@ -40,22 +40,13 @@ func connectKeeper(log zerolog.Logger) (keeper.Keeper, error) {
 func orchestratorCommand() *cobra.Command {
 	var flags nodeFlags
 	var kept bool
-	cmd := &cobra.Command{
+	cmd := flags.childOfUp(&cobra.Command{
 		Use:     "orchestrator",
 		Short:   "Start, watch and stop the processes of inference functions",
 		Example: `  penstock orchestrator --config node.yaml`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			flags.takeRun()
-			c, log, end, err := flags.begin("orchestrator")
-			if err != nil {
-				return err
-			}
-			defer end()
-			return runOrchestrator(cmd.Context(), c, flags.run, kept, log)
-		},
-	}
-	flags.register(cmd)
+	}, func(ctx context.Context, c configs.Config, log zerolog.Logger) error {
+		return runOrchestrator(ctx, c, flags.run, kept, log)
+	})
 	cmd.Flags().BoolVar(&kept, keptFlag, false, "descriptor 3 is the keeper of processes")
 	cmd.Flags().MarkHidden(keptFlag)
 	return cmd
