@@ -17,13 +17,9 @@ type Status struct {
 	// Policy is shares.policy: "guarantee" or "gslice". If the configuration leaves it out, it is
 	// "gslice" on a GPU without working stream priorities.
 	Policy string `json:"policy"`
-	// Mechanism is ObservedDevice.Mechanism. Device is the GPU, nil on a CPU.
-	Mechanism string `json:"mechanism"`
 	// Sandbox says how the processes of functions are confined: "off", "own user", or "user"
 	// and its name.
-	Sandbox string      `json:"sandbox"`
-	Device  *GPU        `json:"device,omitempty"`
-	Faults  FaultStatus `json:"faults"`
+	Sandbox string `json:"sandbox"`
 	// Devices are the node's, in the order of Desired.Devices.
 	Devices []DeviceStatus `json:"devices"`
 	// Lab lists the settings, for comparisons, that make the node differ from its default
@@ -35,10 +31,8 @@ type Status struct {
 	Configuration ConfigurationStatus `json:"configuration"`
 	// ForeignCPUPercent is how much of the machine's CPUs other programs used in the last ten
 	// seconds.
-	ForeignCPUPercent float64 `json:"foreign_cpu_percent"`
-	// NeedsPercent is the sum of NeedPercent of all functions, and workers. Above 90 the device cannot keep all objectives.
-	NeedsPercent float64          `json:"needs_percent,omitempty"`
-	Functions    []FunctionStatus `json:"functions"`
+	ForeignCPUPercent float64          `json:"foreign_cpu_percent"`
+	Functions         []FunctionStatus `json:"functions"`
 	// Workers are those of the configuration, also workers without members.
 	Workers []WorkerStatus `json:"workers,omitempty"`
 }
@@ -51,7 +45,7 @@ type DeviceStatus struct {
 	Mechanism string      `json:"mechanism"`
 	GPU       *GPU        `json:"gpu,omitempty"`
 	Faults    FaultStatus `json:"faults"`
-	// NeedsPercent is the sum of the needs of its instances. Above 90 it cannot keep all objectives.
+	// NeedsPercent is the sum of the needs of its instances, and of workers. Above 90 it cannot keep all objectives.
 	NeedsPercent float64 `json:"needs_percent,omitempty"`
 	// Lost is ObservedDevice.Lost.
 	Lost string `json:"lost,omitempty"`
@@ -125,11 +119,11 @@ type FunctionStatus struct {
 	// SLOMillis is the latency objective in force.
 	SLOMillis float64 `json:"slo_ms"`
 	// SharePercent is the sum over the instances, of their guarantees or of their shares. It
-	// is 100 if they have neither.
+	// is 100 per device if they have neither.
 	SharePercent float64 `json:"share_percent"`
 	// Guarantee is nil with the policy gslice.
 	Guarantee *GuaranteeStatus `json:"guarantee,omitempty"`
-	// Change says how shares change on this node: "shadow", "partition", "in-place",
+	// Change says how shares change on the function's first device: "shadow", "partition", "in-place",
 	// "restart", or "none" if there are no shares.
 	Change string `json:"change"`
 	// BatchesInFlight is the key in_flight of the function, 0 if libml chooses.
@@ -231,7 +225,7 @@ type GuaranteeStatus struct {
 	Percent float64 `json:"percent"`
 	// NeedPercent is what the recent requests need, with a margin for bursts.
 	NeedPercent float64 `json:"need_percent"`
-	// CostMillis is the device time per request as if the function had the device alone; 0 if
+	// CostMillis is the device time per request as if the function had the device alone, the max over the devices; 0 if
 	// not known yet.
 	CostMillis float64 `json:"cost_ms"`
 	// UsePercent is what the instances used recently. DemotedPercent is the part of it beyond
@@ -241,9 +235,9 @@ type GuaranteeStatus struct {
 	// UsedSeconds and DemotedSeconds are the same as totals, in seconds of the whole device.
 	UsedSeconds    float64 `json:"used_seconds"`
 	DemotedSeconds float64 `json:"demoted_seconds"`
-	// Level is the priority of guaranteed work, 1 to 5.
+	// Level is the priority of guaranteed work, 1 to 5, the min over the instances.
 	Level int `json:"level"`
-	// Infeasible says why the objective is not guaranteed; empty if it is.
+	// Infeasible says why the objective of an instance is not guaranteed; empty if all are.
 	Infeasible string `json:"infeasible,omitempty"`
 	// Unprotected is "device", "priorities" or "framework" if that runs all of the function's work
 	// at one priority. Work beyond the guarantee then delays other functions. Otherwise it is empty.
@@ -258,6 +252,8 @@ type InstanceStatus struct {
 	// SharePercent is then 100.
 	SharePercent float64 `json:"share_percent"`
 	WholeDevice  bool    `json:"whole,omitempty"`
+	// UsePercent is what it used of its device recently; 0 with the policy gslice.
+	UsePercent float64 `json:"use_percent,omitempty"`
 	// SMGroups are the groups of multiprocessors ordered for the instance; empty if its share
 	// is a percentage.
 	SMGroups []int `json:"sm_groups,omitempty"`

@@ -120,7 +120,7 @@ func (p *Profiler) startNode(ctx context.Context) (err error) {
 	defer cancel()
 	err = p.harness.WaitFor(limit, "the device", func() bool {
 		p.status, err = p.harness.Status()
-		return err == nil && p.status.Mechanism != ""
+		return err == nil && p.HeldBy() != ""
 	})
 	if err != nil {
 		return err
@@ -169,10 +169,10 @@ const (
 
 // HeldBy returns the mechanism that limits processes to their shares:
 // control.Observed.Mechanism.
-func (p *Profiler) HeldBy() string { return p.status.Mechanism }
+func (p *Profiler) HeldBy() string { return p.status.Devices[0].Mechanism }
 
 // Device returns the GPU, nil on a CPU.
-func (p *Profiler) Device() *control.GPU { return p.status.Device }
+func (p *Profiler) Device() *control.GPU { return p.status.Devices[0].GPU }
 
 // Close ends the node.
 func (p *Profiler) Close() (err error) {
@@ -383,7 +383,7 @@ func (r *profiling) Window(ctx context.Context, d time.Duration) (w sweep.Window
 	}
 	now := time.Now()
 	w.Elapsed, r.since = now.Sub(r.since), now
-	if r.p.status.Mechanism == governed {
+	if r.p.HeldBy() == governed {
 		// Pauses are between batches, not in them. A batch's time is therefore from its
 		// beginning to the beginning of the next.
 		w.BatchTime = w.Elapsed * time.Duration(r.c.Processes)

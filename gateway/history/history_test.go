@@ -142,6 +142,19 @@ func TestMarks(t *testing.T) {
 			}
 		})
 	}
+	t.Run("devices", func(t *testing.T) {
+		before, after := sample(time.Unix(2, 0), base, control.FunctionSample{}), sample(time.Unix(3, 0), base, control.FunctionSample{})
+		before.Status.Devices = []control.DeviceStatus{{Name: "cuda:0"}, {Name: "cuda:1"}, {Name: "cuda:2", Lost: "NVML: GPU is lost"}}
+		after.Status.Devices = []control.DeviceStatus{{Name: "cuda:0"}, {Name: "cuda:1", Faults: control.FaultStatus{Count: 1}, Lost: "NVML: GPU is lost"}, {Name: "cuda:2"}}
+		var texts []string
+		for _, m := range Marks(before, after) {
+			texts = append(texts, string(m.Kind)+" "+m.Text)
+		}
+		want := []string{"fault the GPU cuda:1 failed under all its functions", "fault device cuda:1: NVML: GPU is lost", "fault device cuda:2: it works again"}
+		if !slices.Equal(texts, want) {
+			t.Errorf("marks %q, want %q", texts, want)
+		}
+	})
 	t.Run("manager", func(t *testing.T) {
 		after := sample(time.Unix(3, 0), base, control.FunctionSample{})
 		after.Status.Started = time.Unix(2, 0)

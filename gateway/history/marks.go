@@ -1,6 +1,7 @@
 package history
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -16,7 +17,7 @@ const (
 	KindFailure Kind = "failure" // a process ended unexpectedly
 	KindHang    Kind = "hang"    // a process was killed because a request had no answer
 	KindModel   Kind = "model"   // another model serves
-	KindFault   Kind = "fault"   // the GPU failed under all functions
+	KindFault   Kind = "fault"   // a GPU failed under all its functions, or a device was lost or is back
 	KindConfig  Kind = "config"  // the configuration changed, or cannot be followed
 	KindAdded   Kind = "added"
 	KindRemoved Kind = "removed"
@@ -49,8 +50,14 @@ func Marks(before, after *control.Sample) (marks []Mark) {
 		add(KindManager, "", "the manager was started again")
 		return marks
 	}
-	if n := is.Faults.Count - was.Faults.Count; n > 0 && is.Faults.Count > was.Faults.Count {
-		add(KindFault, "", "the GPU failed under all functions")
+	for i := range is.Devices { // they stay the same for a manager's life
+		d := &is.Devices[i]
+		if d.Faults.Count > was.Devices[i].Faults.Count {
+			add(KindFault, "", "the GPU %s failed under all its functions", d.Name)
+		}
+		if d.Lost != was.Devices[i].Lost {
+			add(KindFault, "", "device %s: %s", d.Name, cmp.Or(d.Lost, "it works again"))
+		}
 	}
 	if c := &is.Configuration; !c.Since.Equal(was.Configuration.Since) {
 		if c.Followed {

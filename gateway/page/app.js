@@ -156,7 +156,7 @@ class View {
   // draw draws the tiles, and one row per animation frame.
   draw(now) {
     this.drawTiles();
-    this.drawDevice();
+    this.drawDevices();
     if ((this.paused || this.fixed) && !now) return;
     const rows = [...this.rows.values()];
     const next = () => { const row = rows.shift(); if (row) { row.draw(); requestAnimationFrame(next); } };
@@ -186,6 +186,7 @@ class View {
     const late = total ? answers - total.r[0] : 0;
     const serving = (f.instances || []).every((i) => (i.processes || []).some((p) => p.role === "serve" && p.state === "active"));
     const bad = !serving || f.lost > 0 || (p99 !== null && p99 > f.slo_ms) || late > 0.01 * answers;
+    tile.style.order = this.state.status.devices.findIndex((d) => d.name === f.instances[0].device);
     tile.classList.toggle("bad", bad);
     tile.classList.toggle("idle", !bad && answers === 0);
     const set = (selector, text) => { const e = tile.querySelector(selector); if (e.textContent !== text) e.textContent = text; };
@@ -203,21 +204,45 @@ class View {
     set(".why", why);
   }
 
-  drawDevice() {
-    const bar = $("bar"), parts = [];
+  // drawDevices draws a bar per device.
+  drawDevices() {
+    const devices = this.state.status.devices, box = $("devices");
+    while (box.children.length > devices.length) box.lastChild.remove();
+    devices.forEach((d, i) => {
+      if (!box.children[i]) box.append(document.createElement("div"));
+      const element = box.children[i];
+      if (!element.firstChild) element.innerHTML = '<h2></h2><div class="bar" role="img"></div><p></p>';
+      element.firstChild.textContent = devices.length === 1 ? "Device" : d.name + (d.gpu ? ` · ${d.gpu.name}` : "");
+      this.drawDevice(element, d, i === 0 ? this.state.status.foreign_cpu_percent || 0 : 0);
+    });
+  }
+
+  // partOn is the part of a function's use that is on a device.
+  partOn(name, device) {
+    let on = 0, all = 0;
+    for (const i of this.status(name)?.instances || []) {
+      const use = (i.use_percent || 0) + 0.001; // not used yet: equal parts
+      all += use;
+      if (i.device === device) on += use;
+    }
+    return all && on / all;
+  }
+
+  drawDevice(element, d, foreign) {
+    const bar = element.querySelector(".bar"), parts = [];
     let used = 0, demoted = 0;
     this.store.names.forEach((name, i) => {
-      const { total } = recent(this.store, name, 2);
+      const { total } = recent(this.store, name, 2), part = this.partOn(name, d.name);
       if (!total) return;
-      used += total.u;
-      demoted += total.d;
-      parts.push([name, total.u - total.d, functionColours[i % functionColours.length], false], [name, total.d, functionColours[i % functionColours.length], true]);
+      used += part * total.u;
+      demoted += part * total.d;
+      parts.push([name, part * (total.u - total.d), functionColours[i % functionColours.length], false], [name, part * total.d, functionColours[i % functionColours.length], true]);
     });
-    const foreign = this.state.status.foreign_cpu_percent || 0, needs = this.state.status.needs_percent || 0;
-    const text = `${used.toFixed(0)} % used, ${demoted.toFixed(0)} % at low priority (hatched)` +
+    const needs = d.needs_percent || 0;
+    const text = (d.lost ? `lost: ${d.lost} · ` : "") + `${used.toFixed(0)} % used, ${demoted.toFixed(0)} % at low priority (hatched)` +
       (needs > 100 ? ` · overload: functions need ${needs.toFixed(0)} % of the device` : "") +
       (foreign > 5 ? ` · other programs use ${foreign.toFixed(0)} % of the CPUs; requests wait for them` : "");
-    $("bar-text").textContent = text;
+    element.lastChild.textContent = text;
     bar.setAttribute("aria-label", text);
     bar.replaceChildren(...parts.filter((p) => p[1] > 0.2).map(([name, percent, colour, low]) => {
       const span = document.createElement("span");

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bytes"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -574,5 +575,41 @@ func TestRecordDevices(t *testing.T) {
 	next.turns()
 	if on := next.instancesOn("a"); !slices.Equal(on, []string{"cuda:1", "cuda"}) {
 		t.Errorf("the instances serve on %v", on)
+	}
+}
+
+// The metrics of each device, and of instances, name it.
+func TestDeviceMetrics(t *testing.T) {
+	b := newTwoGPUs(t, configs.DeviceCPU)
+	b.cfg.Shares.Policy = configs.PolicyGuarantee
+	b.lost = map[string]string{"cuda:1": "NVML: GPU is lost"}
+	b.turns()
+	c := objective("a", time.Second)
+	c.Devices = []configs.DeviceName{configs.DeviceCPU}
+	must.OK(t, b.add(c))
+	b.turns()
+	for name, want := range map[string]string{
+		"penstock_needs_ratio":          "cpu=0.9 cuda=0 cuda:1=0",
+		"penstock_device_lost":          "cpu=0 cuda=0 cuda:1=1",
+		"penstock_device_memory_bytes":  "cuda=1.51397597184e+11 cuda:1=1.51397597184e+11",
+		"penstock_objective_guaranteed": "cpu=1",
+		"penstock_device_faults_total":  "cuda=0 cuda:1=0",
+		"penstock_device_seconds_total": "cpu=0 cpu=0",
+		"penstock_objective_seconds":    "=1",
+		"penstock_guarantee_ratio":      "cpu=0.9",
+	} {
+		var got []string
+		for _, m := range b.series(name) {
+			device := ""
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "device" {
+					device = l.GetValue()
+				}
+			}
+			got = append(got, fmt.Sprintf("%s=%v", device, m.GetGauge().GetValue()+m.GetCounter().GetValue()))
+		}
+		if text := strings.Join(got, " "); text != want {
+			t.Errorf("%s is %q, want %q", name, text, want)
+		}
 	}
 }

@@ -93,7 +93,7 @@ func TestFaultWakesShadows(t *testing.T) {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
 	}
-	if got := b.page().Faults.Count; got != 1 {
+	if got := b.page().Devices[0].Faults.Count; got != 1 {
 		t.Errorf("%d faults, want one", got)
 	}
 	f.settled()

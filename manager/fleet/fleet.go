@@ -286,8 +286,6 @@ func (fl *Fleet) Snapshot() (s observe.Snapshot) {
 	fl.decide(occasion{}) // what it decided last may be older than the processes
 	s.Status = control.Status{
 		Started: fl.started.UTC(), Policy: string(fl.cfg.Shares.Policy), Lab: fl.cfg.Lab.String(),
-		Mechanism: fl.orchestrator.observed.Device(fl.cfg.Device).Mechanism, Device: fl.devices[0].Device.GPU, Faults: control.FaultStatus{Count: fl.devices[0].faults.count},
-		NeedsPercent:  fl.devices[0].NeedsPercent(),
 		Configuration: fl.file.status, Functions: []control.FunctionStatus{}, Workers: fl.functions.workersStatus(fl.cfg.Workers),
 	}
 	for _, d := range fl.devices {

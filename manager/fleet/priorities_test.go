@@ -43,8 +43,8 @@ func TestPriorities(t *testing.T) {
 					t.Errorf("%s has %+v, want it unprotected by %q", name, g, c.unprotected)
 				}
 			}
-			if got := b.page(); !reflect.DeepEqual(got.Device.Priorities, c.priorities) {
-				t.Errorf("status has %+v", got.Device.Priorities)
+			if got := b.page(); !reflect.DeepEqual(got.Devices[0].GPU.Priorities, c.priorities) {
+				t.Errorf("status has %+v", got.Devices[0].GPU.Priorities)
 			}
 		})
 	}

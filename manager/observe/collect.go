@@ -52,17 +52,17 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	descShare = describe("penstock_share_ratio",
-		"Share of the device. 1 is the whole device.", "function", "instance")
+		"Share of the device. 1 is the whole device.", "function", "instance", "device")
 	descGuarantee = describe("penstock_guarantee_ratio",
-		"Guaranteed part of the device's time. 1 is all of it.", "function", "instance")
+		"Guaranteed part of the device's time. 1 is all of it.", "function", "instance", "device")
 	descNeed = describe("penstock_need_ratio",
-		"Part of the device's time that recent requests need.", "function", "instance")
+		"Part of the device's time that recent requests need.", "function", "instance", "device")
 	descNeeds = describe("penstock_needs_ratio",
-		"Part of the device's time that all functions need. Above 0.9 not all objectives can be kept.")
+		"Part of the device's time that all functions need. Above 0.9 not all objectives can be kept.", "device")
 	descDeviceTime = describe("penstock_device_seconds_total",
-		"Device time used, within the guarantee or beyond it.", "function", "instance", "priority")
+		"Device time used, within the guarantee or beyond it.", "function", "instance", "device", "priority")
 	descFeasible = describe("penstock_objective_guaranteed",
-		"1 if the objective holds whatever other functions do, else 0.", "function", "instance")
+		"1 if the objective holds whatever other functions do, else 0.", "function", "instance", "device")
 	descObjective = describe("penstock_objective_seconds",
 		"Latency objective.", "function")
 	descServing = describe("penstock_function_serving",
@@ -72,19 +72,21 @@ var (
 	descSwaps = describe("penstock_swaps_total",
 		"Hand-overs from an active process to its shadow, and moves to other multiprocessors.", "function")
 	descSMs = describe("penstock_share_multiprocessors",
-		"Multiprocessors of the GPU that the serving process counts.", "function", "instance")
+		"Multiprocessors of the GPU that the serving process counts.", "function", "instance", "device")
 	descConfiguration = describe("penstock_configuration_rejected",
 		"1 while the node rejects the configuration file, else 0. /status.json has the reason.")
 	descFolder = describe("penstock_runtime_folder_restored_total",
 		"Times that removed files of the runtime folder were restored.")
 	descFolderLost = describe("penstock_runtime_folder_lost",
 		"1 while the runtime folder cannot be restored, else 0. /readyz has the reason.")
+	descLostDevice = describe("penstock_device_lost",
+		"1 while the device can run nothing, else 0. /status.json has the reason.", "device")
 	descFaults = describe("penstock_device_faults_total",
-		"Times that the GPU failed for all functions at once.")
+		"Times that the GPU failed for all its functions at once.", "device")
 	descMemory = describe("penstock_device_memory_bytes",
-		"Memory of the GPU.")
+		"Memory of the GPU.", "device")
 	descUsed = describe("penstock_device_memory_used_bytes",
-		"Memory of the GPU in use by all programs.")
+		"Memory of the GPU in use by all programs.", "device")
 	descHangs = describe("penstock_hangs_total",
 		"Processes killed because a batch did not end.", "function")
 	descResults = describe("penstock_results_total",
@@ -132,9 +134,9 @@ var (
 	descUnsent = describe("penstock_replies_unsent_total",
 		"Datagrams of replies that the socket refused.", "function")
 	descWeights = describe("penstock_weights_bytes",
-		"Device memory of weights that processes share.")
+		"Device memory of weights that processes share.", "device")
 	descWeightFiles = describe("penstock_weights_files",
-		"Files of weights that processes share.")
+		"Files of weights that processes share.", "device")
 	descPersistent = describe("penstock_model_persistent_bytes",
 		"Device memory of a linked model.", "function")
 	descModelState = describe("penstock_model_state",
@@ -170,17 +172,14 @@ func (x collector) Collect(out chan<- prometheus.Metric) {
 	}
 	c := sink(out)
 	c.node(&s)
-	if s.Status.Policy == string(configs.PolicyGuarantee) {
-		c.gauge(descNeeds, s.Status.NeedsPercent/100)
-	}
-	if s.Status.Device != nil {
-		c.device(&s.Status)
+	for i := range s.Status.Devices {
+		c.device(&s.Status.Devices[i], s.Status.Policy == string(configs.PolicyGuarantee))
 	}
 	if s.Frames != nil {
 		c.frames(s.Frames)
 	}
 	for i := range s.Functions {
-		c.instances(&s.Status.Functions[i], &s.Functions[i], s.Status.Device != nil)
+		c.instances(&s.Status.Functions[i], &s.Functions[i])
 		c.function(&s.Status.Functions[i], &s.Functions[i])
 	}
 }
@@ -222,13 +221,20 @@ func (c sink) node(s *Snapshot) {
 	}
 }
 
-func (c sink) device(s *control.Status) {
-	c.counter(descFaults, s.Faults.Count)
-	c.gauge(descMemory, float64(s.Device.MemoryBytes))
-	c.gauge(descUsed, float64(s.Device.UsedBytes))
-	if s.Device.Weights != nil {
-		c.gauge(descWeights, float64(s.Device.Weights.Bytes))
-		c.gauge(descWeightFiles, float64(s.Device.Weights.Files))
+func (c sink) device(d *control.DeviceStatus, guarantees bool) {
+	if guarantees {
+		c.gauge(descNeeds, d.NeedsPercent/100, d.Name)
+	}
+	c.flag(descLostDevice, d.Lost != "", d.Name)
+	if d.GPU == nil {
+		return
+	}
+	c.counter(descFaults, d.Faults.Count, d.Name)
+	c.gauge(descMemory, float64(d.GPU.MemoryBytes), d.Name)
+	c.gauge(descUsed, float64(d.GPU.UsedBytes), d.Name)
+	if d.GPU.Weights != nil {
+		c.gauge(descWeights, float64(d.GPU.Weights.Bytes), d.Name)
+		c.gauge(descWeightFiles, float64(d.GPU.Weights.Files), d.Name)
 	}
 }
 
@@ -250,10 +256,10 @@ func (c sink) frames(p *dpdk.GroupStats) {
 	c.gauge(descMbufs, float64(p.Mbufs-p.MbufsHeld), "free")
 }
 
-// instances sends the parts of the device that a function's instances have.
-func (c sink) instances(f *control.FunctionStatus, s *Function, onGPU bool) {
+// instances sends the parts of devices that a function's instances have.
+func (c sink) instances(f *control.FunctionStatus, s *Function) {
 	for i, in := range f.Instances {
-		labels := []string{f.Name, strconv.Itoa(i)}
+		labels := []string{f.Name, strconv.Itoa(i), in.Device}
 		if s.Uses == nil {
 			c.gauge(descShare, in.SharePercent/100, labels...)
 		} else {
@@ -261,11 +267,11 @@ func (c sink) instances(f *control.FunctionStatus, s *Function, onGPU bool) {
 			c.gauge(descGuarantee, u.Guarantee, labels...)
 			c.gauge(descNeed, u.Need, labels...)
 			c.flag(descFeasible, !u.Infeasible, labels...)
-			c.seconds(descDeviceTime, u.Guaranteed.Seconds(), f.Name, labels[1], "guaranteed")
-			c.seconds(descDeviceTime, u.Demoted.Seconds(), f.Name, labels[1], "demoted")
+			c.seconds(descDeviceTime, u.Guaranteed.Seconds(), append(labels, "guaranteed")...)
+			c.seconds(descDeviceTime, u.Demoted.Seconds(), append(labels, "demoted")...)
 		}
 		for _, p := range in.Processes {
-			if onGPU && p.State == control.Active {
+			if p.SMs > 0 && p.State == control.Active {
 				c.gauge(descSMs, float64(p.SMs), labels...)
 			}
 		}

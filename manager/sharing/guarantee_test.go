@@ -196,3 +196,44 @@ func TestBatchCaps(t *testing.T) {
 		t.Errorf("batches of quick and slow have up to %v requests with MPS, want no limit", got)
 	}
 }
+
+// The status of a function on two devices adds up, and shows the worse of both, whichever comes first.
+func TestStatusOfTwoDevices(t *testing.T) {
+	gpu := newScript(t, configs.PolicyGuarantee, objective("a", 10*time.Millisecond))
+	cpu := newCPUs(t, configs.PolicyGuarantee, objective("a", 10*time.Millisecond))
+	cpu.instance("a").Number = 1
+	for range 6 {
+		gpu.second("a", 10, time.Millisecond)
+		cpu.second("a", 10, 30*time.Millisecond) // each is late
+	}
+	on := func(deciders ...*script) control.FunctionStatus {
+		f := control.FunctionStatus{Name: "a", Instances: []control.InstanceStatus{{Device: "cuda"}, {Device: "cpu"}}}
+		for _, x := range deciders {
+			x.Status(&f)
+		}
+		return f
+	}
+	first, second := on(gpu).Guarantee, on(cpu).Guarantee
+	if first.Infeasible != "" || second.Infeasible == "" || first.CostMillis >= second.CostMillis || first.Percent == 0 {
+		t.Fatalf("on the GPU %+v, on the CPU %+v", first, second)
+	}
+	for _, both := range []control.FunctionStatus{on(gpu, cpu), on(cpu, gpu)} {
+		g := both.Guarantee
+		if g.Infeasible != second.Infeasible || g.CostMillis != second.CostMillis || g.Level != min(first.Level, second.Level) ||
+			both.SharePercent != first.Percent+second.Percent || g.UsePercent != first.UsePercent+second.UsePercent {
+			t.Errorf("together %+v, want the sum and the worse of %+v and %+v", g, first, second)
+		}
+		if both.Instances[0].UsePercent != first.UsePercent || both.Instances[1].UsePercent != second.UsePercent {
+			t.Errorf("instances %+v", both.Instances)
+		}
+	}
+
+	x, y := newScript(t, configs.PolicyGSLICE, objective("a", time.Second)), newScript(t, configs.PolicyGSLICE, objective("a", time.Second))
+	for _, s := range []*script{x, y} {
+		s.cfg.Lab.Change = configs.ChangeNone
+		s.decide()
+	}
+	if f := on(x, y); f.SharePercent != 200 {
+		t.Errorf("without shares %v %% of two devices, want 200", f.SharePercent)
+	}
+}

@@ -26,10 +26,11 @@ func (d *Decider) Status(s *control.FunctionStatus) {
 	if len(members) == 0 {
 		return // no snapshot has it yet
 	}
-	s.Change = string(members[0].change)
+	s.Change = cmp.Or(s.Change, string(members[0].change))
+	share := 0.0
 	for _, m := range members {
 		d.instanceStatus(m, &s.Instances[m.id.Instance])
-		s.SharePercent += m.sharePercent()
+		share += m.sharePercent()
 		s.Limit = max(s.Limit, m.limit)
 		// Requests are late with any share.
 		if o, _ := m.measured.Observation(); o.AggregationBound && s.Bound == "" {
@@ -40,8 +41,9 @@ func (d *Decider) Status(s *control.FunctionStatus) {
 		}
 	}
 	if members[0].whole() {
-		s.SharePercent = wholePercent // all instances use the same device, so it counts once
+		share = wholePercent // all instances here use the same device, so it counts once
 	}
+	s.SharePercent += share
 	if d.s.Config.Guarantees() {
 		if s.Guarantee == nil {
 			s.Guarantee = &control.GuaranteeStatus{}
@@ -51,18 +53,25 @@ func (d *Decider) Status(s *control.FunctionStatus) {
 	}
 }
 
-// instanceStatus adds to an instance's status what its processes have of the device.
+// instanceStatus adds to an instance's status what its processes have of the device. While the instance moves, its
+// share is that on the new device.
 func (d *Decider) instanceStatus(m *member, s *control.InstanceStatus) {
-	s.SharePercent, s.WholeDevice, s.SMGroups = m.sharePercent(), m.whole(), m.placement.groups
+	if s.Device == d.Device.Name {
+		s.UsePercent, s.SharePercent, s.WholeDevice, s.SMGroups = round(100*m.entitled.use), m.sharePercent(), m.whole(), m.placement.groups
+	}
 	for i := range s.Processes {
 		p := &s.Processes[i]
-		o := m.observed(p.Generation)
-		p.Batches, p.WarmingUp, p.SMs, p.SMGroups = o.batches, o.growing, o.sms, o.groups
+		if o := m.seen[p.Generation]; o != nil {
+			p.Batches, p.WarmingUp, p.SMs, p.SMGroups = o.batches, o.growing, o.sms, o.groups
+		}
 	}
 }
 
 // addGuarantees adds the instances' guarantees.
 func (d *Decider) addGuarantees(s *control.GuaranteeStatus, members []*member) {
+	if d.onGPU() && !d.Device.MPS {
+		s.Unprotected = control.UnprotectedByDevice
+	}
 	for _, m := range members {
 		e, a := &m.entitled, d.guarantees.guaranteeOf(m, m.f.worker())
 		s.Percent += round(100 * a.Guarantee)
@@ -71,11 +80,10 @@ func (d *Decider) addGuarantees(s *control.GuaranteeStatus, members []*member) {
 		s.DemotedPercent += round(100 * e.demoted)
 		s.UsedSeconds += e.spent.total.Seconds()
 		s.DemotedSeconds += e.spent.demoted.Seconds()
-		s.CostMillis = float64(d.costOf(m)) / float64(time.Millisecond)
-		s.Level, s.Infeasible, s.Unprotected = int(d.level(m, a)), a.Infeasible, e.unprotected
-	}
-	if d.onGPU() && !d.Device.MPS {
-		s.Unprotected = control.UnprotectedByDevice
+		s.CostMillis = max(s.CostMillis, float64(d.costOf(m))/float64(time.Millisecond))
+		level := int(d.level(m, a))
+		s.Level = min(cmp.Or(s.Level, level), level)
+		s.Infeasible, s.Unprotected = cmp.Or(s.Infeasible, a.Infeasible), cmp.Or(s.Unprotected, e.unprotected)
 	}
 	s.Unprotected = cmp.Or(s.Unprotected, d.unprotected())
 }

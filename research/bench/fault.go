@@ -98,7 +98,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 	if err != nil {
 		return r, err
 	}
-	r.Device, r.Mechanism = deviceName(&status), status.Mechanism
+	r.Device, r.Mechanism = deviceName(&status), status.Devices[0].Mechanism
 
 	loads := map[string]*Traffic{}
 	defer func() {

@@ -125,14 +125,14 @@ func (o *LimitOptions) series(ctx context.Context, r *Limit, change configs.Chan
 	if err != nil {
 		return s, err
 	}
-	s.Mechanism, r.Device = status.Mechanism, deviceName(&status)
+	s.Mechanism, r.Device = status.Devices[0].Mechanism, deviceName(&status)
 	percents := o.Percents
-	if status.Device != nil {
-		r.SMs = status.Device.SMs
+	if status.Devices[0].GPU != nil {
+		r.SMs = status.Devices[0].GPU.SMs
 		if change == configs.ChangePartition {
-			r.GroupSMs = status.Device.GroupSMs
+			r.GroupSMs = status.Devices[0].GPU.GroupSMs
 			if len(r.GroupSMs) == 0 {
-				return s, fmt.Errorf("%s cannot be partitioned: %s", r.Device, status.Device.Why)
+				return s, fmt.Errorf("%s cannot be partitioned: %s", r.Device, status.Devices[0].GPU.Why)
 			}
 			percents = groupPercents(r.GroupSMs)
 		}

@@ -148,7 +148,7 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	if err != nil {
 		return m, err
 	}
-	r.Mechanism, r.Device = status.Mechanism, deviceName(&status)
+	r.Mechanism, r.Device = status.Devices[0].Mechanism, deviceName(&status)
 	var movers []*mover
 	defer func() {
 		for _, v := range movers {
@@ -338,8 +338,8 @@ func secondsAround(all []Answered, moments []int64) (p99 []time.Duration) {
 
 // deviceName returns the GPU's name from a node's status, or cpu.
 func deviceName(s *control.Status) string {
-	if s.Device == nil {
+	if s.Devices[0].GPU == nil {
 		return configs.DeviceCPU
 	}
-	return s.Device.Name
+	return s.Devices[0].GPU.Name
 }

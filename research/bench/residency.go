@@ -535,8 +535,8 @@ func functionMemory(n *node.Node) (sum int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if status.Device != nil {
-		return status.Device.UsedBytes, nil
+	if status.Devices[0].GPU != nil {
+		return status.Devices[0].GPU.UsedBytes, nil
 	}
 	for pid := range processesOf(&status) {
 		bytes, err := anonymousBytes(pid)

@@ -128,14 +128,14 @@ func (b *rig) held() error {
 	if !b.variant.mps {
 		want = "time-slicing"
 	}
-	if status.Mechanism == want {
+	if status.Devices[0].Mechanism == want {
 		return nil
 	}
 	why := ""
-	if status.Device != nil {
-		why = status.Device.Why
+	if status.Devices[0].GPU != nil {
+		why = status.Devices[0].GPU.Why
 	}
-	return fmt.Errorf("processes are held by %q, want %q: %s; the node said: %s", status.Mechanism, want, why, b.Log())
+	return fmt.Errorf("processes are held by %q, want %q: %s; the node said: %s", status.Devices[0].Mechanism, want, why, b.Log())
 }
 
 // watchStart cancels the start of a node if a process reports why it cannot serve, and

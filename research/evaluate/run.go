@@ -415,8 +415,8 @@ func (r *runner) note(b *rig) error {
 	if err != nil {
 		return err
 	}
-	if status.Device != nil {
-		r.report.SMs = status.Device.SMs
+	if status.Devices[0].GPU != nil {
+		r.report.SMs = status.Devices[0].GPU.SMs
 	}
 	return nil
 }
@@ -472,7 +472,7 @@ func (r *runner) measure(ctx context.Context, s step, x *Result) (err error) {
 	if err != nil {
 		return err
 	}
-	x.Mechanism, x.Lost = status.Mechanism, lost(&status)
+	x.Mechanism, x.Lost = status.Devices[0].Mechanism, lost(&status)
 	if x.Timeline != nil {
 		for _, f := range x.Timeline.Functions {
 			if _, exists := status.Function(f.Name); !exists {

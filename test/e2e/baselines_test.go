@@ -71,7 +71,7 @@ func TestBaselines(t *testing.T) {
 			status, err := nd.Status()
 			must.OK(t, err)
 			f, _ := status.Function("fn")
-			is := says{status.Mechanism, f.Change}
+			is := says{status.Devices[0].Mechanism, f.Change}
 			if !onGPU {
 				is.mechanism = ""
 			}
@@ -91,8 +91,8 @@ func TestBaselines(t *testing.T) {
 			if in := f.Instances[0]; in.WholeDevice != (c.want.change == "none") || in.WholeDevice && f.Guarantee == nil && f.SharePercent != 100 {
 				t.Errorf("a share of %v %%, the whole device %v", f.SharePercent, in.WholeDevice)
 			}
-			if onGPU && c.want.change == "none" && first.SMs != status.Device.SMs {
-				t.Errorf("it counts %d multiprocessors of %d", first.SMs, status.Device.SMs)
+			if onGPU && c.want.change == "none" && first.SMs != status.Devices[0].GPU.SMs {
+				t.Errorf("it counts %d multiprocessors of %d", first.SMs, status.Devices[0].GPU.SMs)
 			}
 			// In every baseline the shadow takes over from a process that dies.
 			nodetest.Kill(t, first.PID)
@@ -142,8 +142,8 @@ functions:
 	}
 	status, err := nd.Status()
 	must.OK(t, err)
-	if status.Faults.Count != 0 || status.Device.Why != "" {
-		t.Errorf("status says %+v of %+v", status.Faults, status.Device)
+	if status.Devices[0].Faults.Count != 0 || status.Devices[0].GPU.Why != "" {
+		t.Errorf("status says %+v of %+v", status.Devices[0].Faults, status.Devices[0].GPU)
 	}
 	nodetest.Settled(t, nd, "fn")
 	nodetest.Settled(t, nd, "bad")

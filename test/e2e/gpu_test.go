@@ -120,8 +120,8 @@ func TestGPUSharesMove(t *testing.T) {
 	before := onGroups(t, nd, "fn", "other")
 	status, err := nd.Status()
 	must.OK(t, err)
-	if status.Mechanism != "mps" || status.Device == nil || status.Device.SMs != 132 {
-		t.Fatalf("shares are held by %q on %+v, want mps on 132 multiprocessors", status.Mechanism, status.Device)
+	if status.Devices[0].Mechanism != "mps" || status.Devices[0].GPU == nil || status.Devices[0].GPU.SMs != 132 {
+		t.Fatalf("shares are held by %q on %+v, want mps on 132 multiprocessors", status.Devices[0].Mechanism, status.Devices[0].GPU)
 	}
 	if n := active(before["fn"]).SMs; n < 56 || n > 76 {
 		t.Errorf("half of the GPU is %d multiprocessors", n)
@@ -177,7 +177,7 @@ func TestGPUFault(t *testing.T) {
 	faults := func() control.FaultStatus {
 		status, err := nd.Status()
 		must.OK(t, err)
-		return status.Faults
+		return status.Devices[0].Faults
 	}
 	got := nodetest.NewAnswers()
 	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 20 * time.Second})
@@ -232,8 +232,8 @@ func TestTimeSharing(t *testing.T) {
 	nd := start(t, onGPU(nodetest.Card(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, false)...)
 	status, err := nd.Status()
 	must.OK(t, err)
-	if status.Mechanism != "time-slicing" || status.Device == nil || !strings.Contains(status.Device.Why, "MPS") || len(status.Device.GroupSMs) > 0 {
-		t.Errorf("mechanism %q, device %+v; want it to say that MPS is missing", status.Mechanism, status.Device)
+	if status.Devices[0].Mechanism != "time-slicing" || status.Devices[0].GPU == nil || !strings.Contains(status.Devices[0].GPU.Why, "MPS") || len(status.Devices[0].GPU.GroupSMs) > 0 {
+		t.Errorf("mechanism %q, device %+v; want it to say that MPS is missing", status.Devices[0].Mechanism, status.Devices[0].GPU)
 	}
 	first, shadow := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, 200, func() { nodetest.Share(t, nd, "fn", 30) })

@@ -73,7 +73,7 @@ func TestGPUWithoutPriorities(t *testing.T) {
 			environment := append(withGPU(t, true), cudafake.Env(settings...), "XDG_CACHE_HOME="+t.TempDir())
 			config := fmt.Sprintf("device: cuda\nfunctions:\n  - {name: fn, model: %s, port: 0}\n", nodetest.Card(t, "digest", small))
 			nd, status := startMeasured(t, config, environment...)
-			if p := status.Device.Priorities; p == nil || p.Hold != (c.settings == nil) || status.Policy != "guarantee" {
+			if p := status.Devices[0].GPU.Priorities; p == nil || p.Hold != (c.settings == nil) || status.Policy != "guarantee" {
 				t.Errorf("policy %s, priorities %+v; want guarantees", status.Policy, p)
 			}
 			list, err := exec.CommandContext(nodetest.Context(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
@@ -97,7 +97,7 @@ func startMeasured(t *testing.T, config string, environment ...string) (*node.No
 		nd := start(t, config, environment...)
 		status, err := nd.Status()
 		must.OK(t, err)
-		if status.Device.Priorities != nil || attempt == maxAttempts {
+		if status.Devices[0].GPU.Priorities != nil || attempt == maxAttempts {
 			return nd, status
 		}
 		must.OK(t, nd.Stop())

@@ -33,8 +33,8 @@ functions:
 		t.Errorf("if add: %v\n%s", err, out)
 	}
 	s, err := nd.Status()
-	if err != nil || s.NeedsPercent <= 100 {
-		t.Errorf("status: needs %v %%, %v; want over 100", s.NeedsPercent, err)
+	if err != nil || s.Devices[0].NeedsPercent <= 100 {
+		t.Errorf("status: needs %v %%, %v; want over 100", s.Devices[0].NeedsPercent, err)
 	}
 	if n := nodetest.Metric(t, nd, "penstock_needs_ratio"); n <= 1 {
 		t.Errorf("penstock_needs_ratio %v, want over 1", n)

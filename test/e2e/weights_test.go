@@ -18,10 +18,10 @@ func TestWeightsShared(t *testing.T) {
 	nd := start(t, text, withGPU(t, true)...)
 	held := func() *control.WeightsHeld {
 		s, err := nd.Status()
-		if err != nil || s.Device == nil {
+		if err != nil || s.Devices[0].GPU == nil {
 			return nil
 		}
-		return s.Device.Weights
+		return s.Devices[0].GPU.Weights
 	}
 	wait.For(t, "a holder", func() bool { return held() != nil })
 	if w := held(); w.Files != 0 || w.Bytes != 0 {
@@ -39,8 +39,8 @@ func TestWeightsPrivate(t *testing.T) {
 	nd := start(t, "weights: private\n"+onGPU(nodetest.Card(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, true)...)
 	onGroups(t, nd, "fn")
 	s, err := nd.Status()
-	if err != nil || s.Device == nil || s.Device.Weights != nil || weightServerOf(t, nd) != 0 {
-		t.Errorf("%+v, holder %d, %v", s.Device, weightServerOf(t, nd), err)
+	if err != nil || s.Devices[0].GPU == nil || s.Devices[0].GPU.Weights != nil || weightServerOf(t, nd) != 0 {
+		t.Errorf("%+v, holder %d, %v", s.Devices[0].GPU, weightServerOf(t, nd), err)
 	}
 }
 

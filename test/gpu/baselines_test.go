@@ -57,7 +57,7 @@ func TestBaselines(t *testing.T) {
 			}
 			s := status(t, n)
 			f, _ := s.Function("fashion")
-			if is := (says{s.Mechanism, f.Change}); is != c.says {
+			if is := (says{s.Devices[0].Mechanism, f.Change}); is != c.says {
 				t.Errorf("status says %+v, want %+v", is, c.says)
 			}
 			if daemon := mpsProcess(n, mpsDaemon); (daemon != 0) != (c.says.mechanism == "mps") {
@@ -113,8 +113,8 @@ functions:
 		}
 		nodetest.Settled(t, n, name)
 	}
-	if s := status(t, n); s.Faults.Count != 0 || s.Mechanism != "time-slicing" || s.Device.Why != "" {
-		t.Errorf("status says %+v, %+v of %s", s.Faults, s.Device, s.Mechanism)
+	if s := status(t, n); s.Devices[0].Faults.Count != 0 || s.Devices[0].Mechanism != "time-slicing" || s.Devices[0].GPU.Why != "" {
+		t.Errorf("status says %+v, %+v of %s", s.Devices[0].Faults, s.Devices[0].GPU, s.Devices[0].Mechanism)
 	}
 	bad.mu.Lock()
 	defer bad.mu.Unlock()

@@ -81,7 +81,7 @@ functions:
 	face.flows(t)
 	fashion.stop().answeredAll(t, 2*8)
 	face.stop().answeredAll(t, 2*8)
-	t.Logf("silent for %s and %s in %d fault(s)", fashion.longestPause(), face.longestPause(), status(t, n).Faults.Count)
+	t.Logf("silent for %s and %s in %d fault(s)", fashion.longestPause(), face.longestPause(), status(t, n).Devices[0].Faults.Count)
 	if !strings.Contains(n.Log(), "waking every shadow") {
 		t.Errorf("the log does not tell of the fault")
 	}

@@ -89,7 +89,7 @@ functions:
 	if status, out := runFaultingGuest(t, n, "--own"); status != 42 {
 		t.Errorf("outside MPS the guest ended with %d: %s", status, out)
 	}
-	if faults := status(t, n).Faults; faults.Count != 0 {
+	if faults := status(t, n).Devices[0].Faults; faults.Count != 0 {
 		t.Errorf("the node counts %d faults of the GPU for a guest outside MPS", faults.Count)
 	}
 	beside := max(fashion.longestPause(), face.longestPause())
@@ -97,7 +97,7 @@ functions:
 	if status, out := runFaultingGuest(t, n); status == 0 {
 		t.Errorf("inside MPS the guest ended as if its kernel had not faulted: %s", out)
 	}
-	wait.For(t, "the node to count the fault", func() bool { return status(t, n).Faults.Count > 0 })
+	wait.For(t, "the node to count the fault", func() bool { return status(t, n).Devices[0].Faults.Count > 0 })
 	for _, name := range []string{"fashion", "face"} {
 		nodetest.Serving(t, n, name)
 	}
@@ -109,7 +109,7 @@ functions:
 	for _, s := range []*stream{fashion, face} {
 		s.stop().answeredAll(t, 2*8)
 	}
-	faults := status(t, n).Faults
+	faults := status(t, n).Devices[0].Faults
 	if faults.Count != 1 {
 		t.Errorf("the node counts %d faults, want 1", faults.Count)
 	}
@@ -184,7 +184,7 @@ func TestGuestEnd(t *testing.T) {
 	}
 	fashion.flows(t)
 	fashion.stop().answeredAll(t, 0)
-	if faults := status(t, n).Faults; faults.Count != 0 {
+	if faults := status(t, n).Devices[0].Faults; faults.Count != 0 {
 		t.Errorf("the node counts %d faults of the GPU", faults.Count)
 	}
 	t.Logf("longest silence %v", fashion.longestPause())

@@ -65,7 +65,7 @@ func TestShadowSwaps(t *testing.T) {
 // multiprocessors returns the number of the device's multiprocessors.
 func multiprocessors(t *testing.T, n *node.Node) int {
 	t.Helper()
-	d := status(t, n).Device
+	d := status(t, n).Devices[0].GPU
 	if d == nil {
 		t.Fatal("the node runs on no GPU")
 	}
@@ -76,7 +76,7 @@ func percentOf(part, whole int) float64 { return 100 * float64(part) / float64(w
 
 func TestPartitionMoves(t *testing.T) {
 	n := start(t, twoFunctions("partition"))
-	d := status(t, n).Device
+	d := status(t, n).Devices[0].GPU
 	if d == nil || len(d.GroupSMs) == 0 {
 		t.Fatalf("the device is %+v; want groups of multiprocessors", d)
 	}

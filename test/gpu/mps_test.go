@@ -37,8 +37,8 @@ const (
 // answer again. Every request must get a correct status.
 func comesBack(t *testing.T, name string) {
 	n := start(t, twoFunctions("auto"))
-	if s := status(t, n); s.Mechanism != "mps" {
-		t.Fatalf("shares are held by %s, want mps: %+v", s.Mechanism, s.Device)
+	if s := status(t, n); s.Devices[0].Mechanism != "mps" {
+		t.Fatalf("shares are held by %s, want mps: %+v", s.Devices[0].Mechanism, s.Devices[0].GPU)
 	}
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
@@ -81,8 +81,8 @@ func TestTimeSharing(t *testing.T) {
 	must.OK(t, os.WriteFile(filepath.Join(dir, mps.OfGPU("mps", uuid)), nil, 0o600))
 	n := startIn(t, dir, twoFunctions("auto"))
 	s := status(t, n)
-	if s.Mechanism != "time-slicing" || s.Device == nil || !strings.Contains(s.Device.Why, "mps") || len(s.Device.GroupSMs) > 0 {
-		t.Errorf("mechanism %s, device %+v; want time-slicing, a reason and no groups", s.Mechanism, s.Device)
+	if s.Devices[0].Mechanism != "time-slicing" || s.Devices[0].GPU == nil || !strings.Contains(s.Devices[0].GPU.Why, "mps") || len(s.Devices[0].GPU.GroupSMs) > 0 {
+		t.Errorf("mechanism %s, device %+v; want time-slicing, a reason and no groups", s.Devices[0].Mechanism, s.Devices[0].GPU)
 	}
 	if !strings.Contains(n.Log(), "take turns on the GPU") {
 		t.Errorf("the log does not say that functions share by time")

@@ -46,8 +46,8 @@ func TestPriorityProbe(t *testing.T) {
 			nodetest.Serving(t, n, "fn")
 			s := status(t, n)
 			r := findProbeRecord(t, n)
-			t.Logf("%+v, %+v", s.Device.Priorities, r)
-			if p := s.Device.Priorities; p == nil || !p.Hold || s.Policy != "guarantee" {
+			t.Logf("%+v, %+v", s.Devices[0].GPU.Priorities, r)
+			if p := s.Devices[0].GPU.Priorities; p == nil || !p.Hold || s.Policy != "guarantee" {
 				t.Errorf("priorities %+v, policy %s; want them to hold, and guarantees", p, s.Policy)
 			}
 			if r.Cached != c.cached || r.AfterMS > maxMS {

@@ -56,10 +56,10 @@ func held(t *testing.T, n *node.Node, files int) (w control.WeightsHeld) {
 	t.Helper()
 	wait.For(t, fmt.Sprintf("%d files to be held", files), func() bool {
 		s := status(t, n)
-		if s.Device == nil || s.Device.Weights == nil {
+		if s.Devices[0].GPU == nil || s.Devices[0].GPU.Weights == nil {
 			return false
 		}
-		w = *s.Device.Weights
+		w = *s.Devices[0].GPU.Weights
 		return w.Files == files
 	})
 	return w

@@ -233,13 +233,13 @@ func TestMPSUnused(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, control.AdminSocket))
 	must.OK(t, err)
-	status := control.Status{Mechanism: "time-slicing", Device: &control.GPU{UUID: fakeUUID, Why: "no MPS: the daemon lives and does not answer within 20s"}}
+	status := control.Status{Devices: []control.DeviceStatus{{Mechanism: "time-slicing", GPU: &control.GPU{UUID: fakeUUID, Why: "no MPS: the daemon lives and does not answer within 20s"}}}}
 	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { json.NewEncoder(w).Encode(status) })}
 	go server.Serve(l)
 	defer server.Close()
 	examined := func() map[string]Finding { return checkGPUIn(t, dir, configs.DeviceAuto, withGPU(nil)) }
 	expect(t, examined(), "mps", false, "can run here (tried); but the running node started without MPS: no MPS: the daemon lives", "restart the node")
-	status.Device.Why = "" // it is not wanted
+	status.Devices[0].GPU.Why = "" // it is not wanted
 	expect(t, examined(), "mps", true, "can run here (tried)", "")
 }
 

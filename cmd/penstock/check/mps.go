@@ -34,9 +34,12 @@ func mpsDaemon(ctx context.Context, m *machine, d device) Finding {
 		f.Text += fmt.Sprintf("; another daemon, process %d, runs in %s, and its clients take turns with a node's", s[0].PID, s[0].Folder)
 		f.Fix = s[0].Quit()
 	}
-	if s, err := control.ReadStatus(ctx, dir); err == nil && s.Device != nil && s.Device.UUID == uuid && s.Mechanism == "time-slicing" && s.Device.Why != "" {
-		f.OK, f.Fix = false, "restart the node; it tries MPS when it starts"
-		f.Text += "; but the running node started without MPS: " + s.Device.Why
+	s, _ := control.ReadStatus(ctx, dir) // without a node it has no devices
+	for _, d := range s.Devices {
+		if d.GPU != nil && d.GPU.UUID == uuid && d.Mechanism == "time-slicing" && d.GPU.Why != "" {
+			f.OK, f.Fix = false, "restart the node; it tries MPS when it starts"
+			f.Text += "; but the running node started without MPS: " + d.GPU.Why
+		}
 	}
 	return f
 }

@@ -16,19 +16,28 @@ import (
 	"github.com/penstock/penstock/loadgen/tabular"
 )
 
-// Write writes the device, a table of the functions, and below it what is wrong. The table
+// Write writes the devices, a table of the functions, and below it what is wrong. The table
 // is as wide as the terminal, or as it needs if width is 0.
 func Write(w io.Writer, s *control.Status, width int) {
-	fmt.Fprintln(w, deviceLine(s))
+	for _, line := range deviceLines(s) {
+		fmt.Fprintln(w, line)
+	}
+	list := byDevice(s)
 	var rows [][]string
-	for i := range s.Functions {
-		rows = append(rows, functionRow(&s.Functions[i]))
+	for _, f := range list {
+		rows = append(rows, functionRow(f))
 	}
 	columns := functionColumns(s.Policy == string(configs.PolicyGuarantee))
 	add := func(c tabular.Column, text func(*control.FunctionStatus) string) {
 		columns = append(columns, c)
 		for i := range rows {
-			rows[i] = append(rows[i], text(&s.Functions[i]))
+			rows[i] = append(rows[i], text(list[i]))
+		}
+	}
+	if len(s.Devices) > 1 {
+		columns = slices.Insert(columns, 1, deviceColumn)
+		for i := range rows {
+			rows[i] = slices.Insert(rows[i], 1, strings.Join(devicesOf(list[i]), ", "))
 		}
 	}
 	if hasMembers(s) {
@@ -42,11 +51,37 @@ func Write(w io.Writer, s *control.Status, width int) {
 	for _, line := range nodeLines(s) {
 		fmt.Fprintln(w, line)
 	}
-	for i := range s.Functions {
-		for _, why := range reasons(&s.Functions[i]) {
-			fmt.Fprintf(w, "%s: %s\n", s.Functions[i].Name, why)
+	for _, f := range list {
+		for _, why := range reasons(f) {
+			fmt.Fprintf(w, "%s: %s\n", f.Name, why)
 		}
 	}
+}
+
+// deviceColumn names the devices of a function, on a node with several.
+var deviceColumn = tabular.Column{Name: "device", Left: true}
+
+// devicesOf are the devices of a function's instances, each once.
+func devicesOf(f *control.FunctionStatus) (names []string) {
+	for i := range f.Instances {
+		if name := f.Instances[i].Device; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// byDevice groups the functions by the device of their first instance.
+func byDevice(s *control.Status) (list []*control.FunctionStatus) {
+	for i := range s.Functions {
+		list = append(list, &s.Functions[i])
+	}
+	slices.SortStableFunc(list, func(a, b *control.FunctionStatus) int { return deviceIndex(s, a) - deviceIndex(s, b) })
+	return list
+}
+
+func deviceIndex(s *control.Status, f *control.FunctionStatus) int {
+	return slices.IndexFunc(s.Devices, func(d control.DeviceStatus) bool { return len(f.Instances) > 0 && d.Name == f.Instances[0].Device })
 }
 
 // workerColumn shows which process hosts a function. It is left out on a node without members of workers.
@@ -83,16 +118,52 @@ func lastLoadText(f *control.FunctionStatus) string {
 	return millisText(f.Residency.LastLoadMillis) + " ms"
 }
 
-// deviceLine says what the functions share, and how.
-func deviceLine(s *control.Status) string {
-	switch {
-	case s.Device == nil:
-		return "CPU, shared by " + cmp.Or(s.Mechanism, "nothing yet: no orchestrator has connected")
-	case s.Device.Why != "":
-		return fmt.Sprintf("%s (%s), %s; %s", s.Device.Name, s.Device.UUID, s.Mechanism, s.Device.Why)
+// deviceLines say what the functions share, and how. With several devices, each has a bar of what its functions use, or
+// of their shares.
+func deviceLines(s *control.Status) (lines []string) {
+	if len(s.Devices) == 1 {
+		return []string{deviceLine(s, &s.Devices[0])}
 	}
-	line := fmt.Sprintf("%s (%s), %s", s.Device.Name, s.Device.UUID, s.Mechanism)
-	if s.Device.PrioritiesFail() {
+	name := 0
+	for i := range s.Devices {
+		name = max(name, len(s.Devices[i].Name))
+	}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		used := 0.0
+		for j := range s.Functions {
+			for _, in := range s.Functions[j].Instances {
+				switch {
+				case in.Device != d.Name:
+				case s.Policy == string(configs.PolicyGuarantee):
+					used += in.UsePercent
+				default:
+					used += in.SharePercent
+				}
+			}
+		}
+		const width = 20
+		full := int(min(width, max(0, used/100*width)+0.5))
+		bar := strings.Repeat("█", full) + strings.Repeat("░", width-full)
+		lines = append(lines, fmt.Sprintf("%-*s  %s %3.0f %%  %s", name, d.Name, bar, used, deviceLine(s, d)))
+	}
+	return lines
+}
+
+// deviceLine says what a device is, and how functions share it.
+func deviceLine(s *control.Status, d *control.DeviceStatus) string {
+	switch {
+	case d.Lost != "":
+		return "lost: " + d.Lost
+	case d.GPU == nil && d.Mechanism != "":
+		return "CPU, shared by " + d.Mechanism
+	case d.GPU == nil:
+		return "not known yet: no orchestrator has reported it"
+	case d.GPU.Why != "":
+		return fmt.Sprintf("%s (%s), %s; %s", d.GPU.Name, d.GPU.UUID, d.Mechanism, d.GPU.Why)
+	}
+	line := fmt.Sprintf("%s (%s), %s", d.GPU.Name, d.GPU.UUID, d.Mechanism)
+	if d.GPU.PrioritiesFail() {
 		line += "; stream priorities do not hold, policy: " + s.Policy
 	}
 	return line
@@ -110,18 +181,27 @@ func nodeLines(s *control.Status) []string {
 	return lines
 }
 
-// OverloadWarning says that the functions need more than the device, and names those that are not kept; empty if they do not.
+// OverloadWarning says that the functions need more than their devices, and names those that are not kept; empty if they do not.
 func OverloadWarning(s *control.Status) string {
-	if s.NeedsPercent <= 100 {
+	var over, names []string
+	for _, d := range s.Devices {
+		if d.NeedsPercent > 100 {
+			name := "the device"
+			if len(s.Devices) > 1 {
+				name = d.Name
+			}
+			over = append(over, fmt.Sprintf("%.0f %% of %s", d.NeedsPercent, name))
+		}
+	}
+	if over == nil {
 		return ""
 	}
-	var names []string
 	for i := range s.Functions {
 		if f := &s.Functions[i]; f.Guarantee != nil && f.Guarantee.Infeasible != "" {
 			names = append(names, f.Name)
 		}
 	}
-	warning := fmt.Sprintf("overload: functions need %.0f %% of the device", s.NeedsPercent)
+	warning := "overload: functions need " + strings.Join(over, ", ")
 	if names != nil {
 		warning += "; not guaranteed: " + strings.Join(names, ", ")
 	}

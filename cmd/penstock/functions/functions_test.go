@@ -161,16 +161,50 @@ func TestDeviceLine(t *testing.T) {
 	gpu := &control.GPU{Name: "NVIDIA H200", UUID: "GPU-1"}
 	flat := &control.GPU{Name: "NVIDIA H200", UUID: "GPU-1", Priorities: &control.StreamPriorities{}}
 	lame := &control.GPU{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}
-	for want, s := range map[string]control.Status{
+	for want, d := range map[string]control.DeviceStatus{
 		"CPU, shared by cgroup-v2":                                                {Mechanism: "cgroup-v2"},
-		"CPU, shared by nothing yet: no orchestrator has connected":               {},
-		"NVIDIA H200 (GPU-1), mps":                                                {Mechanism: "mps", Device: gpu},
-		"NVIDIA H200 (GPU-1), time-slicing; no MPS: it is not installed":          {Mechanism: "time-slicing", Device: lame},
-		"NVIDIA H200 (GPU-1), mps; stream priorities do not hold, policy: gslice": {Mechanism: "mps", Device: flat, Policy: "gslice"},
+		"not known yet: no orchestrator has reported it":                          {},
+		"NVIDIA H200 (GPU-1), mps":                                                {Mechanism: "mps", GPU: gpu},
+		"NVIDIA H200 (GPU-1), time-slicing; no MPS: it is not installed":          {Mechanism: "time-slicing", GPU: lame},
+		"NVIDIA H200 (GPU-1), mps; stream priorities do not hold, policy: gslice": {Mechanism: "mps", GPU: flat},
+		"lost: NVML: GPU is lost":                                                 {Mechanism: "mps", GPU: gpu, Lost: "NVML: GPU is lost"},
 	} {
-		if got := deviceLine(&s); got != want {
+		s := control.Status{Policy: "gslice", Devices: []control.DeviceStatus{d}}
+		if got := deviceLines(&s); len(got) != 1 || got[0] != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// Functions are grouped by device, and each device has a bar.
+func TestSeveralDevices(t *testing.T) {
+	on := func(name string, devices ...string) (f control.FunctionStatus) {
+		f.Name, f.Guarantee = name, &control.GuaranteeStatus{}
+		for _, d := range devices {
+			f.Instances = append(f.Instances, control.InstanceStatus{Device: d, UsePercent: 30, SharePercent: 10})
+		}
+		return f
+	}
+	s := control.Status{
+		Policy: "guarantee", Devices: []control.DeviceStatus{{Name: "cuda:1", Mechanism: "mps", GPU: &control.GPU{Name: "NVIDIA H200", UUID: "GPU-1"}, NeedsPercent: 120}, {Name: "cpu", Mechanism: "cgroup-v2"}},
+		Functions: []control.FunctionStatus{on("late", "cpu"), on("both", "cuda:1", "cpu", "cuda:1"), on("first", "cuda:1")},
+	}
+	var b strings.Builder
+	Write(&b, &s, 0)
+	last := -1
+	for _, want := range []string{
+		"cuda:1  ██████████████████░░  90 %  NVIDIA H200 (GPU-1), mps\n", "cpu     ████████████░░░░░░░░  60 %  CPU, shared by cgroup-v2\n",
+		"device", "both", "cuda:1, cpu", "first", "late", "overload: functions need 120 % of cuda:1\n",
+	} {
+		at := strings.Index(b.String(), want)
+		if at <= last {
+			t.Errorf("%q is not there or too early in\n%s", want, b.String())
+		}
+		last = at
+	}
+	s.Policy = "gslice"
+	if line := deviceLines(&s)[0]; !strings.Contains(line, " 30 % ") {
+		t.Errorf("%q, want the sum of shares", line)
 	}
 }
 
@@ -211,7 +245,7 @@ func TestGuaranteeColumns(t *testing.T) {
 }
 
 func TestOverloadWarning(t *testing.T) {
-	s := control.Status{NeedsPercent: 130, Functions: []control.FunctionStatus{
+	s := control.Status{Devices: []control.DeviceStatus{{NeedsPercent: 130}}, Functions: []control.FunctionStatus{
 		{Name: "a", Guarantee: &control.GuaranteeStatus{}}, {Name: "b", Guarantee: &control.GuaranteeStatus{Infeasible: "it needs 70 %"}},
 	}}
 	if got := strings.Join(nodeLines(&s), "\n"); !strings.Contains(got, "functions need 130 % of the device; not guaranteed: b") {
@@ -221,7 +255,7 @@ func TestOverloadWarning(t *testing.T) {
 	if got, want := OverloadWarning(&s), "overload: functions need 130 % of the device"; got != want {
 		t.Errorf("%q while all are guaranteed, want %q", got, want)
 	}
-	if s.NeedsPercent = 100; OverloadWarning(&s) != "" {
+	if s.Devices[0].NeedsPercent = 100; OverloadWarning(&s) != "" {
 		t.Errorf("%q at 100 %%", OverloadWarning(&s))
 	}
 }

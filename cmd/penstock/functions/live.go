@@ -52,12 +52,15 @@ type LiveFunction struct {
 	QueueMillis float64 `json:"queue_ms"`
 	InFlight    int     `json:"in_flight"`
 	Batch       float64 `json:"batch"`
+	// Devices are those of its instances, each once.
+	Devices []string `json:"devices"`
 	// Worker and Residency are those of control.FunctionStatus.
 	Worker    string             `json:"worker,omitempty"`
 	Residency *control.Residency `json:"residency,omitempty"`
 
 	notOKPercent float64
 	host         string
+	group        int // the index of its first device
 }
 
 // queueStage is the wait for a batch.
@@ -76,7 +79,9 @@ func NewLive(before, after *control.Sample) *Live {
 		if j := slices.IndexFunc(before.Functions, func(f control.FunctionSample) bool { return f.Name == is.Name }); j >= 0 {
 			was = before.Functions[j]
 		}
-		l.Functions = append(l.Functions, liveFunction(&was, is, &status, after.BoundsMillis, l.Seconds))
+		f := liveFunction(&was, is, &status, after.BoundsMillis, l.Seconds)
+		f.group = deviceIndex(&after.Status, &status)
+		l.Functions = append(l.Functions, f)
 	}
 	return l
 }
@@ -85,7 +90,7 @@ func liveFunction(was, is *control.FunctionSample, status *control.FunctionStatu
 	f := LiveFunction{
 		Name: is.Name, State: State(status), Serving: status.Serves(), SLOMillis: status.SLOMillis, Results: map[string]uint32{},
 		Lost: status.Lost, GuaranteePercent: status.SharePercent, InFlight: status.InFlight,
-		Worker: status.Worker, Residency: status.Residency, host: hostText(status),
+		Devices: devicesOf(status), Worker: status.Worker, Residency: status.Residency, host: hostText(status),
 	}
 	if g := status.Guarantee; g != nil {
 		f.GuaranteePercent, f.UsePercent, f.DemotedPercent = g.Percent, g.UsePercent, g.DemotedPercent
@@ -171,19 +176,32 @@ func (l *Live) Lines(width int) (lines []string) {
 	if l.Seconds > 0 {
 		measured = fmt.Sprintf("; last %.1f s", l.Seconds)
 	}
-	add(l.At.Local().Format(time.TimeOnly) + "  " + deviceLine(l.status) + measured)
+	devices, several := deviceLines(l.status), len(l.status.Devices) > 1
+	if several {
+		devices = append([]string{fmt.Sprintf("%d devices", len(devices))}, devices...)
+	}
+	add(l.At.Local().Format(time.TimeOnly) + "  " + devices[0] + measured)
+	for _, line := range devices[1:] {
+		add(line)
+	}
 
 	functions := slices.Clone(l.Functions)
-	slices.SortStableFunc(functions, func(a, b LiveFunction) int { return problemRank(&a) - problemRank(&b) })
+	slices.SortStableFunc(functions, func(a, b LiveFunction) int { return cmp.Or(a.group-b.group, problemRank(&a)-problemRank(&b)) })
 	guarantees := slices.ContainsFunc(l.status.Functions, func(f control.FunctionStatus) bool { return f.Guarantee != nil })
 	columns := liveColumns(guarantees)
 	members := hasMembers(l.status)
+	if several {
+		columns = slices.Insert(columns, 1, deviceColumn)
+	}
 	if members {
 		columns = append(columns, workerColumn)
 	}
 	var rows [][]string
 	for i := range functions {
 		row := l.row(&functions[i], guarantees)
+		if several {
+			row = slices.Insert(row, 1, strings.Join(functions[i].Devices, ", "))
+		}
 		if members {
 			row = append(row, functions[i].host)
 		}

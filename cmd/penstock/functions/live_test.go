@@ -22,7 +22,7 @@ func sampleAt(second int) control.Sample {
 	serving := []control.InstanceStatus{{Processes: []control.ProcessStatus{{Role: control.Serve, State: control.Active}}}}
 	return control.Sample{
 		At: at, BoundsMillis: []float64{1, 2, 4},
-		Status: control.Status{Mechanism: "cgroup-v2", Functions: []control.FunctionStatus{
+		Status: control.Status{Devices: []control.DeviceStatus{{Name: "cpu", Mechanism: "cgroup-v2"}}, Functions: []control.FunctionStatus{
 			{Name: "fashion", SLOMillis: 10, Instances: serving, Guarantee: &control.GuaranteeStatus{}},
 			{Name: "face", SLOMillis: 25, Instances: serving, InFlight: 3, Guarantee: &control.GuaranteeStatus{Percent: 30, UsePercent: 45, DemotedPercent: 15}},
 		}},
