@@ -567,14 +567,15 @@ func TestRecordDevices(t *testing.T) {
 	must.OK(t, b.add(named("a", 20)))
 	must.OK(t, b.instance("a", 0).move(b.devices[1]))
 	must.OK(t, b.functions.find("a").grow(b.devices[0]))
+	b.instance("a", 1).percent = 7
 	b.keep()
 	next := newTwoGPUs(t)
 	next.recorder = recorder{dir: dir, run: "run"}
 	next.turns()
 	must.OK(t, next.Begin())
 	next.turns()
-	if on := next.instancesOn("a"); !slices.Equal(on, []string{"cuda:1", "cuda"}) {
-		t.Errorf("the instances serve on %v", on)
+	if on := next.instancesOn("a"); !slices.Equal(on, []string{"cuda:1", "cuda"}) || next.instance("a", 1).percent != 7 {
+		t.Errorf("the instances serve on %v, the second with a share of %v %%", on, next.instance("a", 1).percent)
 	}
 }
 

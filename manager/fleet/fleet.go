@@ -73,6 +73,7 @@ type Fleet struct {
 	file         configFile
 	recorder     recorder
 	placements   placement.Policy
+	placing      *placing // nil: no order of placement is being carried out
 	draining     bool
 }
 
@@ -155,6 +156,7 @@ func (fl *Fleet) Step() {
 	for _, f := range fl.functions {
 		f.dropInstance()
 	}
+	fl.advancePlacing()
 	if had := len(fl.functions); had > 0 {
 		if fl.functions = slices.DeleteFunc(fl.functions, (*function).reap); len(fl.functions) < had {
 			fl.decide(occasion{})

@@ -35,6 +35,7 @@ type function struct {
 	following  sync.WaitGroup     // of the file of keys
 	unfollow   context.CancelFunc // nil: there is none
 	instances  instances
+	fixed      bool               // an order has placed its instances
 	costs      map[string]float64 // device time per request, by device, as package placement wants it
 
 	removing bool

@@ -41,6 +41,7 @@ type instance struct {
 	ran                     *models.Card // of the process that has the ring; nil: none has had it
 	reported                reported
 	orders                  map[string]*orders // of package sharing, by device
+	percent                 float64            // share that an order gave the instance; 0: none did
 	leaving                 bool               // it is being removed from its function
 	unplaced                string             // why no device can run it; empty: one can
 	suspected               time.Time          // when its batch last ran as its worker died; zero: never

@@ -219,7 +219,7 @@ func (in *instance) joining() bool { return in.ran == nil && in.id.Instance >= i
 
 // rebalance carries out what package placement decides about the rates and needs of now.
 func (fl *Fleet) rebalance() {
-	if len(fl.devices) == 1 || !fl.cfg.Guarantees() || fl.draining {
+	if len(fl.devices) == 1 || !fl.cfg.Guarantees() || fl.draining || fl.placing != nil {
 		return
 	}
 	var devices []placement.Device
@@ -230,7 +230,7 @@ func (fl *Fleet) rebalance() {
 	}
 	var functions []placement.Function
 	for _, f := range fl.functions {
-		if !f.removing && f.instances.held() == "" {
+		if !f.removing && !f.fixed && f.instances.held() == "" {
 			functions = append(functions, f.placement())
 		}
 	}
@@ -289,20 +289,4 @@ const wholePercent = 100
 // moving reports whether an instance has processes on another device.
 func (in *instance) moving() bool {
 	return slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return q.Device != in.pair.Device() })
-}
-
-// spread puts the instances of a function that has no process yet on devices of the node. It adds those that are missing.
-func (f *function) spread(devices []string) (err error) {
-	for i, name := range devices {
-		if !slices.Contains(f.fleet.orchestrator.desired.Devices, name) {
-			err = errors.Join(err, fmt.Errorf("device %s is not one of the node's", name))
-		} else if i < len(f.instances) && f.instances[i].pair.Device() == name {
-			continue
-		} else if i < len(f.instances) {
-			err = errors.Join(err, f.instances[i].move(f.fleet.device(name)))
-		} else {
-			err = errors.Join(err, f.grow(f.fleet.device(name)))
-		}
-	}
-	return err
 }

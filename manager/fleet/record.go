@@ -33,8 +33,9 @@ type recorded struct {
 	Function configs.Function `json:"function"`
 	// Port is the function's port if Function leaves it open, else 0.
 	Port uint16 `json:"port,omitempty"`
-	// Devices are those of the instances.
-	Devices []string `json:"devices,omitempty"`
+	// Instances are those of the function. Fixed: an order has placed them.
+	Instances []placed `json:"instances,omitempty"`
+	Fixed     bool     `json:"fixed,omitempty"`
 	// Older names the models for rollbacks, the newest last.
 	Older []string `json:"older,omitempty"`
 	// SharePercent is the share of each instance that was set by hand; 0 if none was, or if shares
@@ -129,14 +130,9 @@ func (fl *Fleet) keep() {
 		if f.removing || f.trial.running() {
 			continue
 		}
-		known := recorded{Function: f.config, SharePercent: f.byHand}
+		known := recorded{Function: f.config, SharePercent: f.byHand, Instances: f.placed(), Fixed: f.fixed}
 		if f.config.Port == 0 {
 			known.Port = f.port.LocalAddr().Port()
-		}
-		for _, in := range f.instances {
-			if !in.leaving {
-				known.Devices = append(known.Devices, in.pair.Device())
-			}
 		}
 		for _, older := range f.model.older {
 			known.Older = append(known.Older, older.name)
@@ -186,8 +182,8 @@ func (fl *Fleet) restore(r recorded) error {
 		return err
 	}
 	f := fl.functions.find(c.Name)
-	f.config = r.Function
-	if err := f.spread(r.Devices); err != nil {
+	f.config, f.fixed = r.Function, r.Fixed
+	if err := f.spread(r.Instances); err != nil {
 		f.log.Warn().Err(err).Msg("cannot restore the function on its devices; choosing others")
 	}
 	for _, name := range r.Older {

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -69,6 +70,7 @@ func (d *device) snapshot(list []sharing.Function, why occasion) sharing.Snapsho
 			var of *sharing.Instance
 			to.Instances, of = next(to.Instances)
 			p, orders := in.pair, in.ordersOn(d)
+			to.ByHand = cmp.Or(in.percent, to.ByHand)
 			*of = sharing.Instance{
 				Number: in.id.Instance, Card: p.Card(), Worker: f.setupFor(p.Card()).worker, Share: orders.share, Last: p.Last(), Changing: p.Changing(),
 				Movable: max(in.ringSince, in.batchesSince), Report: in.reported.Report, Processes: of.Processes[:0],
