@@ -50,6 +50,8 @@ type Config struct {
 	ReservedCPUs int `yaml:"reserved_cpus" default:"0" min:"0" max:"1024"`
 	// Whether `penstock plan --apply` may change the MIG instances of GPUs: keep or manage (docs/planning.md).
 	MIG MIG `yaml:"mig" default:"keep" oneof:"keep|manage"`
+	// A plan that the node carries out by itself, and changes when rates leave it (docs/planning.md).
+	Plan Plan `yaml:"plan" default:"off" want:"off, or {profiles: DIR, services: FILE, follow: 10s}"`
 	// Folders with model cards, searched in order before the built-in models.
 	Models []string `yaml:"models" default:"[]" want:"a folder with cards"`
 	// File of sha256sum that must list the files of all models but the built-in ones. A file with another sum is
@@ -132,6 +134,22 @@ type MIG string
 
 // MIGManage lets plans create and destroy MIG instances.
 const MIGManage MIG = "manage"
+
+// Plan says what `penstock up` plans. The zero value is no plan.
+type Plan struct {
+	// Folder of the models' profiles, as for `penstock plan --profiles`.
+	Profiles string `yaml:"profiles" required:"true" want:"a folder" example:"/etc/penstock/profiles"`
+	// CSV file of the services and their first rates, as for `penstock plan --services`.
+	Services string `yaml:"services" required:"true" want:"a file" example:"/etc/penstock/services.csv"`
+	// Interval at which rates are measured.
+	Follow time.Duration `yaml:"follow" default:"10s" min:"1s" max:"1h"`
+}
+
+// Words are the forms of the key that are no map.
+func (p *Plan) Words() []string { return []string{"off"} }
+
+// SetWord takes one of Words.
+func (p *Plan) SetWord(string) { *p = Plan{} }
 
 // Log is the log of the node's processes.
 type Log struct {

@@ -64,7 +64,7 @@ func (c *Config) resolve(folder string) {
 	for i := range c.Models {
 		resolve(&c.Models[i], folder)
 	}
-	for _, file := range []*string{&c.ModelSums, &c.Gateway.Keys, &c.Gateway.TLS.Certificate, &c.Gateway.TLS.Key} {
+	for _, file := range []*string{&c.ModelSums, &c.Plan.Profiles, &c.Plan.Services, &c.Gateway.Keys, &c.Gateway.TLS.Certificate, &c.Gateway.TLS.Key} {
 		resolve(file, folder)
 	}
 	for i := range c.Streams {

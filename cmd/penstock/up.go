@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/apply"
 	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/cmd/penstock/repository"
 	"github.com/penstock/penstock/configs"
@@ -115,6 +116,9 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		<-loaded.Done()
 		announce(reporting, c, log)
 	})
+	if c.Plan.Profiles != "" {
+		reports.Go(func() { apply.Follow(reporting, c, openMIG, log) })
+	}
 	err = supervisor.Run(ctx, supervisor.Options{
 		Binary: self, Args: args, OrchestratorArgs: []string{"--" + keptFlag},
 		Environment: append(systemd.Environment(os.Environ()), runVariable+"="+rand.Text()),
