@@ -63,7 +63,7 @@ func (n *realNode) daemonOf() int {
 func TestRealMPS(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
-	n.desired.Devices = []string{"GPU-fa"}
+	n.desired.Devices = []string{fakeUUID[:8]}
 	cmd := n.orchestrate(cpushare.Governor)
 	want := func() (p, q control.ObservedProcess) {
 		n.want(n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15), n.onFakeGPU(3, 0))
@@ -99,7 +99,7 @@ func TestRealMPS(t *testing.T) {
 	}
 	cmd = n.orchestrate(cpushare.Governor)
 	n.startManager("second")
-	n.desired.Devices = []string{"GPU-fa"}
+	n.desired.Devices = []string{fakeUUID[:8]}
 	p, _ = want()
 	if n.daemonOf() != daemon {
 		t.Errorf("daemon %d in place of %d", n.daemonOf(), daemon)

@@ -53,7 +53,7 @@ func TestPrepareModel(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fakeGPUs(t)
 			n := newNode(t)
-			n.desired.Devices = []string{"GPU-fa"}
+			n.desired.Devices = []string{fakeUUID[:8]}
 			n.prepared = closedFolder(t)
 			cards := closedFolder(t, c.card)
 			cmd := n.orchestrate(cpushare.Governor, "sandbox")

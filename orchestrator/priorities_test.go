@@ -93,7 +93,7 @@ func probed(t *testing.T, cache string, timeout time.Duration, settings ...cudaf
 	value, _ := strings.CutPrefix(cudafake.Env(settings...), "PENSTOCK_FAKE=")
 	t.Setenv("PENSTOCK_FAKE", value)
 	n := newNode(t)
-	n.desired.Devices, n.desired.ProbePriorities = []string{"GPU-fa"}, true
+	n.desired.Devices, n.desired.ProbePriorities = []string{fakeUUID[:8]}, true
 	n.cache, n.probeTimeout = cache, timeout
 	cmd := n.orchestrate(cpushare.Governor, "sandbox")
 	n.want()

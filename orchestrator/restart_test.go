@@ -321,7 +321,7 @@ func TestNoteOfAnotherVersion(t *testing.T) {
 func TestResumeOnGPU(t *testing.T) {
 	fakeGPUs(t)
 	n := newKeptNode(t)
-	n.desired.Devices = []string{"GPU-fa"}
+	n.desired.Devices = []string{fakeUUID[:8]}
 	cmd := n.orchestrate()
 	a, b, shadow := n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15), n.onFakeGPU(3, 20)
 	b.SharedWeights, shadow.Role = true, control.Shadow

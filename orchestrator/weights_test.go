@@ -131,7 +131,7 @@ func holdsWeights(o control.Observed) bool { return gpuOf(o) != nil && gpuOf(o).
 func TestWeightsSocket(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
-	n.desired.Devices = []string{"GPU-fa"}
+	n.desired.Devices = []string{fakeUUID[:8]}
 	cmd := n.orchestrate(cpushare.Governor)
 	own, shares := n.onFakeGPU(1, 30), n.onFakeGPU(2, 30)
 	n.want(own)
