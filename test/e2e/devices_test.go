@@ -14,17 +14,24 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
-// severalGPUs returns the environment of a node with unequal GPUs, MPS and NVML.
-func severalGPUs(t *testing.T, settings ...cudafake.Setting) []string {
+// severalGPUs returns the environment of a node with unequal GPUs, MPS and NVML, and the conditions of the GPUs.
+func severalGPUs(t *testing.T, settings ...cudafake.Setting) ([]string, *cudafake.Conditions) {
 	t.Helper()
 	environment := withGPU(t, true)
 	driver, err := fakeGPU()
 	must.OK(t, err)
-	settings = append([]cudafake.Setting{cudafake.Memory(16 << 30)}, settings...)
-	return append(environment, cudafake.Env(settings...), cudafake.NVML(driver))
+	dir, err := os.MkdirTemp("/dev/shm", "gpus-") // the sandbox lets processes read it
+	must.OK(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	must.OK(t, os.Chmod(dir, 0o755))
+	conditions, err := cudafake.NewConditions(filepath.Join(dir, "conditions"))
+	must.OK(t, err)
+	settings = append([]cudafake.Setting{cudafake.Memory(16 << 30), conditions.Setting()}, settings...)
+	return append(environment, cudafake.Env(settings...), cudafake.NVML(driver)), conditions
 }
 
 // environmentOf returns a variable of a process's environment.
@@ -58,7 +65,7 @@ func daemons(t *testing.T, nd *node.Node) map[string]int {
 // One node runs functions on two GPUs: a manager, an orchestrator, and an MPS daemon per GPU.
 func TestTwoGPUs(t *testing.T) {
 	t.Parallel()
-	environment := severalGPUs(t, cudafake.Devices(2))
+	environment, _ := severalGPUs(t, cudafake.Devices(2))
 	card := nodetest.Card(t, "digest", small)
 	nd := start(t, fmt.Sprintf(`devices: [cuda:0, 1]
 functions:
@@ -113,10 +120,72 @@ functions:
 	nodetest.Settled(t, nd, "other")
 }
 
+// A GPU vanishes under load. Its function continues on the other one, and every request is answered.
+func TestGPUVanishes(t *testing.T) {
+	t.Parallel()
+	environment, conditions := severalGPUs(t, cudafake.Devices(2))
+	card := nodetest.Card(t, "digest", small)
+	nd := start(t, fmt.Sprintf(`devices: [cuda:0, cuda:1]
+functions:
+  - {name: fn, model: %[1]s, port: 0}
+  - {name: other, model: %[1]s, port: 0}
+`, card), environment...)
+	device := func(name string) int { // that serves a function
+		active, _ := nodetest.Serving(t, nd, name)
+		for i := range 2 {
+			if environmentOf(t, active.PID, "CUDA_VISIBLE_DEVICES") == cudafake.UUID(i) {
+				return i
+			}
+		}
+		t.Fatalf("%s runs on no device", name)
+		return 0
+	}
+	gone := device("fn")
+	left := 1 - gone
+
+	got := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 20 * time.Second})
+	nodetest.Send(t, c, small, 0, 100, 2*time.Millisecond)
+	began := time.Now()
+	must.OK(t, conditions.Set(gone, cudafake.Condition{Gone: true}))
+	nodetest.Send(t, c, small, 100, 200, 2*time.Millisecond)
+	wait.For(t, "fn to serve on the other GPU", func() bool {
+		f, err := nd.Function("fn")
+		if err != nil || len(f.Instances) == 0 {
+			return false
+		}
+		p, serves := f.Instances[0].Serving()
+		return serves && environmentOf(t, p.PID, "CUDA_VISIBLE_DEVICES") == cudafake.UUID(left)
+	})
+	t.Logf("fn serves %v after its GPU is gone", time.Since(began).Round(time.Millisecond))
+	nodetest.Send(t, c, small, 300, 100, 2*time.Millisecond)
+	got.Wait(400)
+	// What was on the GPU fails, and the slots may be full until the next process serves.
+	if rest := 400 - got.By[client.StatusOK] - got.By[client.StatusBusy]; got.Lost > 0 || got.Wrong > 0 || rest > 2*16 || got.By[client.StatusOK] < 200 {
+		t.Errorf("answers %s", got)
+	}
+	if on := device("other"); on != left {
+		t.Errorf("other serves on device %d", on)
+	}
+	status, err := nd.Status()
+	must.OK(t, err)
+	if status.Devices[gone].Lost == "" || status.Devices[left].Lost != "" {
+		t.Errorf("devices %+v", status.Devices)
+	}
+
+	must.OK(t, conditions.Set(gone, cudafake.Condition{}))
+	wait.For(t, "the GPU to be back", func() bool {
+		status, err := nd.Status()
+		return err == nil && status.Devices[gone].Lost == ""
+	})
+	nodetest.Settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "other")
+}
+
 // A node runs on MIG instances: each is a device, with its MPS daemon.
 func TestMIGInstances(t *testing.T) {
 	t.Parallel()
-	environment := severalGPUs(t, cudafake.Devices(2), cudafake.MIG(1))
+	environment, _ := severalGPUs(t, cudafake.Devices(2), cudafake.MIG(1))
 	nd := start(t, fmt.Sprintf(`devices: [%[2]s, %[3]s, cuda:0]
 shares: {policy: gslice, tune: false, change: shadow}
 functions:
