@@ -308,12 +308,13 @@ func TestKinds(t *testing.T) {
 	pl.Segments = []plan.Segment{
 		{GPU: 0, GPUModel: "a100-80", GPCs: 2, Service: "s", Processes: 3},
 		{GPU: 1, GPUModel: table.Name, GPCs: table.GPCs / 3, Service: "s", Processes: 2},
+		{GPU: 1, GPUModel: table.Name, GPCs: table.GPCs / 3, Slot: table.GPCs / 3, SharePercent: 31, Service: "s", Processes: 1},
 		{GPU: 2, GPUModel: table.Name, GPCs: table.GPCs, Service: "s", Processes: 4},
 		{GPU: 3, GPUModel: "cpu", GPCs: cpu.GPCs, Service: "s", Processes: 1},
 	}
 	must.OK(t, n.begin(pl, nil))
 	want := []control.PlacedSegment{{Device: "GPU-a100-80-0/0", Processes: 3}, {Device: "cpu", Processes: 1},
-		{Device: "cuda:2", Processes: 2, SharePercent: 16.666667}, {Device: "cuda:3", Processes: 4}}
+		{Device: "cuda:2", Processes: 2, SharePercent: 16.666667}, {Device: "cuda:2", Processes: 1, SharePercent: 31}, {Device: "cuda:3", Processes: 4}}
 	if got := n.observe().Functions["s"].Segments; !slices.Equal(got, want) {
 		t.Errorf("%+v\nwant\n%+v", got, want)
 	}

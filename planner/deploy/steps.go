@@ -202,7 +202,7 @@ func (w *work) placement(name string, pl *plan.Plan, segments []plan.Segment) (p
 		case !table.Percent:
 			placed.Device = instancePlace(placed.Device, g.Slot)
 		case g.GPCs < table.GPCs:
-			placed.SharePercent = 100 * float64(g.GPCs) / float64(table.GPCs) / float64(g.Processes)
+			placed.SharePercent = cmp.Or(g.SharePercent, 100*float64(g.GPCs)/float64(table.GPCs)) / float64(g.Processes)
 		}
 		p.Segments = append(p.Segments, placed)
 		processes += g.Processes
