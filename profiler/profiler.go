@@ -38,12 +38,13 @@ type Options struct {
 }
 
 // Profiler measures cells of a sweep on a whole node. The model runs in processes as on
-// any node. Each process has the same quota, which is a part of the cell's share. A
-// closed loop over loopback keeps three batches per process in flight.
+// any node. Each process has the same quota, which is a part of the cell's share. In a
+// MIG instance, each process may use all of it. A closed loop over loopback keeps three
+// batches per process in flight.
 //
 // One node exists as long as the Profiler, or as long as cells are in the same MIG
-// instance. For a cell with another batch size or number
-// of processes, the node gets another function. If only the share differs, the
+// instance. For a cell with another batch size or number of processes, the node gets
+// another function. If only the share differs, the
 // function's share changes. Only one goroutine may use a Profiler.
 type Profiler struct {
 	options Options
@@ -71,7 +72,10 @@ const (
 // New starts a node, without the model. With Options.Instances, Start does it.
 func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 	p := &Profiler{options: o, picture: testbed.Noise(o.Card, 2), change: configs.ChangeRestart}
-	if o.Device == configs.DeviceCPU {
+	switch {
+	case o.Instances != nil:
+		p.change = configs.ChangeNone
+	case o.Device == configs.DeviceCPU:
 		p.change = configs.ChangeInPlace
 	}
 	if p.dir, err = testbed.NewDir(); err != nil {
@@ -260,10 +264,14 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, profiledPatience, fmt.Errorf("the model did not serve within %s", profiledPatience))
 	defer cancel()
+	each := percent / float64(c.Processes)
+	if p.change == configs.ChangeNone {
+		each = 0
+	}
 	// The answer comes when all its processes serve, or when the function was removed
 	// because one cannot.
 	_, err = control.SendOrder(limit, p.harness.Dir, control.AddPath, configs.Function{
-		Name: profiled, Model: file, SLO: profiledSLO, Instances: c.Processes, SharePercent: percent / float64(c.Processes), InFlight: 1,
+		Name: profiled, Model: file, SLO: profiledSLO, Instances: c.Processes, SharePercent: each, InFlight: 1,
 	})
 	switch {
 	case err == nil || limit.Err() != nil: // the function exists, if only for a while
@@ -322,7 +330,7 @@ func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) err
 // refuses reports whether the node has given an instance another percentage of the GPU than this one, since the
 // answers of its model are wrong there (manager/sharing/percentages.go).
 func (p *Profiler) refuses(f control.FunctionStatus, percent float64) bool {
-	return p.HeldBy() == mps && slices.ContainsFunc(f.Instances, func(in control.InstanceStatus) bool {
+	return p.HeldBy() == mps && p.change != configs.ChangeNone && slices.ContainsFunc(f.Instances, func(in control.InstanceStatus) bool {
 		return !testbed.Same(in.SharePercent, percent)
 	})
 }

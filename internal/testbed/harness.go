@@ -94,7 +94,7 @@ func Start(ctx context.Context, binary string, o Options) (*Harness, error) {
 		slots = 256
 	}
 	change, lab := o.Change, configs.Lab{}
-	if change == configs.ChangeRestart {
+	if change == configs.ChangeRestart || change == configs.ChangeNone {
 		change, lab.Change = configs.ChangeAuto, change
 	}
 	shares := ""

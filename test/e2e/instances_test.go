@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/migfake"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
@@ -26,14 +27,14 @@ import (
 	"github.com/penstock/penstock/profiler/sweep"
 )
 
-// onFake is a machine with MIG of which each instance is the fake driver's GPU.
+// onFake is a machine with MIG of which each instance is the fake driver's first.
 type onFake struct{ mig.Session }
 
 func (o onFake) GPUs() ([]mig.GPU, error) {
 	gpus, err := o.Session.GPUs()
 	for i := range gpus {
 		for j := range gpus[i].Instances {
-			gpus[i].Instances[j].UUID = "cuda"
+			gpus[i].Instances[j].UUID = cudafake.Instance(0)
 		}
 	}
 	return gpus, err
@@ -44,7 +45,10 @@ func (o onFake) GPUs() ([]mig.GPU, error) {
 func TestProfileInstances(t *testing.T) {
 	card, err := models.ReadCard(nodetest.Card(t, "digest", small))
 	must.OK(t, err)
-	for _, e := range append(withGPU(t, true), "XDG_CACHE_HOME="+t.TempDir()) {
+	driver, err := fakeGPU()
+	must.OK(t, err)
+	mig0 := cudafake.Env(cudafake.Memory(16<<30), cudafake.MIG(0))
+	for _, e := range append(withGPU(t, true), mig0, cudafake.NVML(driver), "XDG_CACHE_HOME="+t.TempDir()) {
 		name, value, _ := strings.Cut(e, "=")
 		t.Setenv(name, value)
 	}
