@@ -40,7 +40,9 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	if err := cpuset.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("cannot keep the manager off the CPUs of the inference functions")
 	}
-	if err := check.Resolve(ctx, &c); err != nil {
+	if err := check.Resolve(ctx, &c); ctx.Err() != nil {
+		return nil // the node ends
+	} else if err != nil {
 		return err
 	}
 	confined, err := check.Sandbox(c)

@@ -97,19 +97,18 @@ func FindInstance(s Session, name string) (Instance, error) {
 		return Instance{}, err
 	}
 	var found []Instance
-	there := "none"
-	for i, in := range all {
-		if text := fmt.Sprintf("%s (%s)", in.UUID, in.Name); i == 0 {
-			there = text
-		} else {
-			there += ", " + text
-		}
+	var there []string
+	for _, in := range all {
+		there = append(there, fmt.Sprintf("%s (%s)", in.UUID, in.Name))
 		if len(name) <= len(in.UUID) && strings.EqualFold(in.UUID[:len(name)], name) {
 			found = append(found, in)
 		}
 	}
-	if len(found) != 1 {
-		return Instance{}, fmt.Errorf("%w: %d begin with %q; there is %s", ErrNoDevice, len(found), name, there)
+	switch {
+	case len(all) == 0:
+		return Instance{}, fmt.Errorf("%w %q: this machine has no MIG instance", ErrNoDevice, name)
+	case len(found) != 1:
+		return Instance{}, fmt.Errorf("%w %q: %d MIG instances begin so; there is %s", ErrNoDevice, name, len(found), strings.Join(there, ", "))
 	}
 	return found[0], nil
 }

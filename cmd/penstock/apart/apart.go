@@ -23,7 +23,7 @@ func Run(ctx context.Context, args ...string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find own binary: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no end within %s", patience))
 	defer cancel()
 	var output, errs bytes.Buffer
 	child := exec.CommandContext(ctx, self, args...)
@@ -34,7 +34,7 @@ func Run(ctx context.Context, args ...string) ([]byte, error) {
 	case err == nil:
 		return output.Bytes(), nil
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("no end within %s", patience)
+		return nil, context.Cause(ctx)
 	case text != "":
 		return nil, errors.New(text)
 	}
