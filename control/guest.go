@@ -81,6 +81,8 @@ type GuestRun struct {
 	Key         string `json:"key"`
 	MemoryBytes int64  `json:"memory_bytes,omitempty"` // 0: no limit
 	Own         bool   `json:"own,omitempty"`          // outside MPS
+	// Device is the name of the device, one of Desired.Devices, or a GPU's UUID. Empty: the node chooses.
+	Device string `json:"device,omitempty"`
 	// Swap lets the guest's GPU memory leave the GPU while other guests with Swap run.
 	Swap bool `json:"swap,omitempty"`
 	// User is the user that the program is to run as. Only root may name another than itself. nil: the node chooses.
@@ -140,8 +142,9 @@ type GuestStatus struct {
 	PID     int    `json:"pid"` // 0 while it is starting
 	State   string `json:"state"`
 	Command string `json:"command"`
-	// Device is cpu, mps or own.
+	// Device is cpu, mps or own. On is the name of the device if the node has several.
 	Device string `json:"device"`
+	On     string `json:"on,omitempty"`
 	// MemoryBytes is GPU memory on a GPU, and resident memory on a CPU; -1 if unknown.
 	MemoryBytes int64 `json:"memory_bytes"`
 	LimitBytes  int64 `json:"limit_bytes,omitempty"`

@@ -233,6 +233,9 @@ func (d *device) vanish() {
 	d.recovery = recovery{}
 	d.loseAll(key{}, d.Lost)
 	d.acquit()
+	if guests := d.s.guests.server; guests != nil {
+		guests.Lose(d.Device, d.Idle)
+	}
 	d.s.closing.Go(d.weights.running.close)
 	d.weights.running = nil
 }

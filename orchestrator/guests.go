@@ -20,10 +20,11 @@ type guests struct{ server guestServer }
 
 // guestServer is the part of guest.Server that the supervisor uses.
 type guestServer interface {
-	SetDevice(guest.Device)
-	Ended() <-chan struct{}
-	Fault(why string, blame bool) (suspects bool)
-	Held() string
+	SetDevices([]guest.Device)
+	Ended() <-chan string
+	Fault(device, why string, blame bool) (suspects bool)
+	Lose(device, why string)
+	Held(device string) string
 	Restore() error
 	Close() error
 }
@@ -48,7 +49,7 @@ func (b *Sandbox) clientUser() control.GuestUser {
 	return u
 }
 
-func (g *guests) ended() <-chan struct{} {
+func (g *guests) ended() <-chan string {
 	if g.server == nil {
 		return nil
 	}
@@ -56,11 +57,16 @@ func (g *guests) ended() <-chan struct{} {
 }
 
 // update passes on what guests may use, and restores the socket.
-func (g *guests) update(d guest.Device) {
+func (g *guests) update(devices []*device) {
 	if g.server == nil {
 		return
 	}
-	g.server.SetDevice(d)
+	list := make([]guest.Device, len(devices))
+	for i, d := range devices {
+		list[i] = d.forGuests()
+		list[i].Name = d.Device
+	}
+	g.server.SetDevices(list)
 	_ = g.server.Restore() // the next update tries again
 }
 
@@ -74,35 +80,26 @@ func (g *guests) close(log zerolog.Logger) {
 	}
 }
 
-// forGuests returns the device that guests run on, the first one; nil if there is none yet.
-func (s *supervisor) forGuests() *device {
-	if len(s.devices) == 0 {
-		return nil
-	}
-	return s.devices[0]
-}
-
-// guestDevice is what guests may use now.
-func (s *supervisor) guestDevice() guest.Device {
-	on := s.forGuests()
+// forGuests is what guests may use of the device now.
+func (on *device) forGuests() guest.Device {
 	switch {
-	case on == nil:
-		return guest.Device{Wait: "the node is starting"}
 	case on.opening():
 		return guest.Device{Wait: "the node waits until the GPU is found"}
 	case on.Err != nil:
 		return guest.Device{Wait: "the GPU cannot be used"}
+	case on.Lost != "":
+		return guest.Device{Wait: on.Idle}
 	case !on.onGPU():
 		return guest.Device{Kind: guest.OnCPU}
 	}
 	handle, uuid := on.handle, on.UUID
 	d := guest.Device{
-		Kind: guest.InMPS, Client: on.Environment, Wait: on.recovery.holds(s.now()),
-		Own:    map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MPS_PIPE_DIRECTORY": program.NoMPS(s.o.Dir)},
-		Memory: func() (guest.Usage, bool) { return handle.Memory(uuid) }, EndWork: handle.EndWork,
+		Kind: guest.InMPS, UUID: uuid, Client: on.Environment, Wait: on.recovery.holds(on.s.now()),
+		Own:       map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MPS_PIPE_DIRECTORY": program.NoMPS(on.s.o.Dir)},
+		FreeBytes: on.FreeBytes, Memory: func() (guest.Usage, bool) { return handle.Memory(uuid) }, EndWork: handle.EndWork,
 		ContextBytes: contextBytes, WorkerBytes: map[int]int64{},
 	}
-	for _, c := range s.processes {
+	for _, c := range on.s.processes {
 		switch {
 		case c.device != on || c.state.Ended() || c.process == nil:
 		case c.desired.MemoryBytes > 0: // its members restart within the worker's memory
@@ -123,10 +120,10 @@ func (s *supervisor) guestDevice() guest.Device {
 // endClients ends the guests inside MPS after a fault, and reports whether they are blamed for it.
 func (d *device) endClients(blame bool) bool {
 	guests := d.s.guests.server
-	if guests == nil || !d.sharesAtOnce() || d != d.s.forGuests() {
+	if guests == nil || !d.sharesAtOnce() {
 		return false
 	}
-	suspects := guests.Fault("the GPU failed for all clients of MPS", blame)
+	suspects := guests.Fault(d.Device, "the GPU failed for all clients of MPS", blame)
 	if suspects {
 		d.log.Error().Msg("a guest is suspected of the GPU's failure; its command may not run inside MPS for a while")
 	}
@@ -135,11 +132,11 @@ func (d *device) endClients(blame bool) bool {
 
 // withGuests adds to the reason of a failure which guests have GPU memory, if there was too little of it.
 // Each framework reports that in its own way, but with the same words.
-func (g *guests) withGuests(reason string) string {
+func (g *guests) withGuests(device, reason string) string {
 	if g.server == nil || !strings.Contains(reason, "out of memory") {
 		return reason
 	}
-	if held := g.server.Held(); held != "" {
+	if held := g.server.Held(device); held != "" {
 		reason += "; " + held
 	}
 	return reason
@@ -147,8 +144,8 @@ func (g *guests) withGuests(reason string) string {
 
 // noteGuestEnded asks whether a client of MPS that has ended failed the GPU. Idle functions would notice
 // only with their next requests.
-func (s *supervisor) noteGuestEnded() {
-	if d := s.forGuests(); d != nil && d.onGPU() && d.sharesAtOnce() {
+func (s *supervisor) noteGuestEnded(device string) {
+	if d := s.deviceOf(device); d != nil && d.onGPU() && d.sharesAtOnce() {
 		d.askFor(verdict{guest: true})
 	}
 }

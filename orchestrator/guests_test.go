@@ -17,43 +17,50 @@ import (
 
 // fakeGuests is a server of guests, which a test suspects or not.
 type fakeGuests struct {
-	ended chan struct{}
+	ended chan string
 
-	mu     sync.Mutex
-	device guest.Device
-	guilty bool   // a guest inside MPS is there
-	held   string // the answer of Held
-	blamed []bool // the calls of Fault
+	mu      sync.Mutex
+	devices []guest.Device
+	lost    []string // the calls of Lose
+	guilty  bool     // a guest inside MPS is there
+	held    string   // the answer of Held
+	blamed  []bool   // the calls of Fault
 }
 
-func (f *fakeGuests) Ended() <-chan struct{} { return f.ended }
-func (f *fakeGuests) Restore() error         { return nil }
-func (f *fakeGuests) Close() error           { return nil }
+func (f *fakeGuests) Ended() <-chan string { return f.ended }
+func (f *fakeGuests) Restore() error       { return nil }
+func (f *fakeGuests) Close() error         { return nil }
 
-func (f *fakeGuests) SetDevice(d guest.Device) {
+func (f *fakeGuests) SetDevices(list []guest.Device) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.device = d
+	f.devices = list
 }
 
-func (f *fakeGuests) Fault(_ string, blame bool) bool {
+func (f *fakeGuests) Lose(device, _ string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost = append(f.lost, device)
+}
+
+func (f *fakeGuests) Fault(_, _ string, blame bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.blamed = append(f.blamed, blame)
 	return blame && f.guilty
 }
 
-func (f *fakeGuests) Held() string {
+func (f *fakeGuests) Held(string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.held
 }
 
-// has returns the device, and the calls of Fault.
+// has returns the first device, and the calls of Fault.
 func (f *fakeGuests) has() (guest.Device, []bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.device, slices.Clone(f.blamed)
+	return f.devices[0], slices.Clone(f.blamed)
 }
 
 func TestGuestBlamed(t *testing.T) {
@@ -84,14 +91,14 @@ func TestGuestEnds(t *testing.T) {
 			n.guests.guilty = true
 			n.startFour()
 			n.machine.daemon().set(func(d *fakeMPS) { d.health = mps.Fault })
-			n.guests.ended <- struct{}{}
+			n.guests.ended <- "cuda"
 			n.untilProcess(1, "it is lost", func(p control.ObservedProcess) bool {
 				return p.State == control.Failed && p.DeviceLost && p.Blameless
 			})
 			n.machine.daemon().set(func(d *fakeMPS) { d.health = mps.Well })
 			n.want(newInstance(4, control.Serve, 30))
 			n.untilState(4, control.Active)
-			n.guests.ended <- struct{}{} // of the same fault
+			n.guests.ended <- "cuda" // of the same fault
 			synctest.Wait()
 			n.untilState(4, control.Active)
 		})
@@ -99,7 +106,7 @@ func TestGuestEnds(t *testing.T) {
 	t.Run("well", func(t *testing.T) {
 		runGPUNode(t, nil, func(n *node) {
 			n.startFour()
-			n.guests.ended <- struct{}{}
+			n.guests.ended <- "cuda"
 			time.Sleep(time.Second)
 			synctest.Wait()
 			n.untilState(1, control.Active)

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/orchestrator/guest"
 )
 
 // device returns the observed device of that name.
@@ -81,6 +82,14 @@ func TestLostDevice(t *testing.T) {
 				n.untilProcess(2, "it has ended", func(p control.ObservedProcess) bool { return p.State == control.Failed && p.DeviceLost && p.Blameless })
 				if _, signals := n.spawner.generation(1).got(); !slices.Equal(signals, []syscall.Signal{syscall.SIGKILL}) {
 					t.Errorf("process 1 got %v", signals)
+				}
+
+				n.guests.mu.Lock()
+				may, ended := n.guests.devices, n.guests.lost
+				n.guests.mu.Unlock()
+				if len(may) != 3 || !strings.Contains(may[0].Wait, c.why) || may[1].Name != "cuda:1" || may[1].Kind != guest.InMPS || may[1].Wait != "" ||
+					may[2].Kind != guest.OnCPU || !slices.Equal(ended, []string{"cuda"}) {
+					t.Errorf("guests may use %+v, and end on %v", may, ended)
 				}
 
 				// The process that hangs delays no others, and none starts on the lost device.

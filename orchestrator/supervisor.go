@@ -304,7 +304,7 @@ func (s *supervisor) run(ctx context.Context) error {
 		next := s.act()
 		s.save()
 		s.publish()
-		s.guests.update(s.guestDevice())
+		s.guests.update(s.devices)
 		if s.target.ending && s.living() == 0 {
 			return s.deviceFailure()
 		}
@@ -334,8 +334,8 @@ func (s *supervisor) run(ctx context.Context) error {
 			s.notePrepared(r)
 		case v := <-s.verdicts:
 			v.device.noteVerdict(v)
-		case <-s.guests.ended():
-			s.noteGuestEnded()
+		case device := <-s.guests.ended():
+			s.noteGuestEnded(device)
 		case <-s.o.shares.Yields():
 			s.noteYields()
 		case <-timer.C:
@@ -634,8 +634,8 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 func (s *supervisor) noteEnd(k key, c *child, n control.Notice) {
 	c.lastWords = program.Line(n.Reason)
 	if n.State == control.Failed {
-		if c.device == s.forGuests() && c.device.onGPU() {
-			c.lastWords = s.guests.withGuests(c.lastWords)
+		if c.device.onGPU() {
+			c.lastWords = s.guests.withGuests(c.device.Device, c.lastWords)
 		}
 		c.fault = cmp.Or(c.fault, c.lastWords, "the process reported a failure without a reason")
 	}

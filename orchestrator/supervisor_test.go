@@ -51,7 +51,7 @@ func runOptions(t *testing.T, o Options, lives func(spec) life, f func(*node)) {
 		ctx, cancel := context.WithCancel(context.Background())
 		n := &node{
 			t: t, link: newFakeLink(), spawner: &fakeSpawner{lives: lives}, shares: newFakeShares(), machine: newFakeMachine(),
-			guests: &fakeGuests{ended: make(chan struct{}, 1)},
+			guests: &fakeGuests{ended: make(chan string, 1)},
 			stop:   cancel, stopped: make(chan struct{}), silenced: make(chan struct{}), messages: make(chan control.Desired),
 			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/a", Devices: []string{control.DeviceCPU}},
 		}

@@ -89,9 +89,13 @@ func writeGuests(to io.Writer, guests []control.GuestStatus) error {
 		if g.LimitBytes > 0 {
 			memory += " of " + units.BytesSize(float64(g.LimitBytes))
 		}
+		device := g.Device
+		if g.On != "" && g.On != device {
+			device = g.On + " " + device
+		}
 		// A command may contain anything, and a list is one line per guest.
 		command := strings.Join(strings.FieldsFunc(g.Command, func(r rune) bool { return r < ' ' }), " ")
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%v\t%s\t%s\t%s\n", g.Name, g.PID, g.State, g.Device, memory,
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%v\t%s\t%s\t%s\n", g.Name, g.PID, g.State, device, memory,
 			(time.Duration(g.CPUMillis) * time.Millisecond).Round(100*time.Millisecond), g.Since.Local().Format(time.DateTime), cmp.Or(strings.Join(g.NotEnforced, ", "), "-"), command)
 	}
 	return w.Flush()

@@ -51,6 +51,7 @@ functions (sandbox.user), or that of --user.`,
   penstock run --memory 40GiB -- python train.py
   penstock run --own -- ./experimental
   penstock run --swap -- python large.py
+  penstock run --device cuda:1 -- python train.py
   penstock run --user alice -- python train.py
   penstock guest list`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -84,6 +85,7 @@ functions (sandbox.user), or that of --user.`,
 	cmd.Flags().StringVar(&dir, "runtime-dir", "", nodeUsage)
 	cmd.Flags().StringVar(&memory, "memory", "", "max memory, like 40GiB: of the GPU inside MPS, main memory on a CPU")
 	cmd.Flags().BoolVar(&c.Own, "own", false, "run outside MPS: faults of the program stay its own")
+	cmd.Flags().StringVar(&c.Device, "device", "", "device of the program, as the node's configuration names it, or a GPU's UUID; left out: the GPU with most memory left")
 	cmd.Flags().BoolVar(&swaps, "swap", false, "let the program's GPU memory leave the GPU while other guests with --swap run")
 	cmd.Flags().StringVar(&user, "user", "", "user of the program, if root runs this command; left out: the user of the functions")
 	cmd.Flags().StringVar(&c.Name, "name", "", "name of the guest; the program's if left out")

@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 }
 
 // listen starts a server, and checks that it leaves no guest.
-func listen(t *testing.T, o Options, d Device) *Server {
+func listen(t *testing.T, o Options, devices ...Device) *Server {
 	t.Helper()
 	o.Dir, o.Log = t.TempDir(), zerolog.New(zerolog.NewTestWriter(t))
 	if o.User.Name == "" {
@@ -54,7 +54,7 @@ func listen(t *testing.T, o Options, d Device) *Server {
 	}
 	s, err := Listen(o)
 	must.OK(t, err)
-	s.SetDevice(d)
+	s.SetDevices(devices)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -393,7 +393,7 @@ func TestFault(t *testing.T) {
 		r.line(t, "there")
 		beside := runScript(t, s, script, input, own)
 		beside.line(t, "there")
-		if !s.Fault("the GPU failed", true) {
+		if !s.Fault("", "the GPU failed", true) {
 			t.Error("the running client is no suspect")
 		}
 		if r.end(t); r.result.Signal != unix.SIGKILL || !strings.Contains(r.output, "the GPU failed") {
@@ -423,10 +423,10 @@ func TestFault(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatal("its end was not reported")
 		}
-		if !s.Fault("the GPU failed", true) {
+		if !s.Fault("", "the GPU failed", true) {
 			t.Error("a client that has just ended is no suspect")
 		}
-		if s.Fault("the GPU failed", true) {
+		if s.Fault("", "the GPU failed", true) {
 			t.Error("it is suspected of the next fault as well")
 		}
 	})
@@ -434,7 +434,7 @@ func TestFault(t *testing.T) {
 		s := listen(t, Options{}, mps)
 		r := runScript(t, s, script, input)
 		r.line(t, "there")
-		if s.Fault("the MPS server ended", false) {
+		if s.Fault("", "the MPS server ended", false) {
 			t.Error("the client is blamed")
 		}
 		r.end(t)
@@ -447,14 +447,14 @@ func TestFault(t *testing.T) {
 		s := listen(t, Options{}, mps)
 		r := runScript(t, s, script, own)
 		r.end(t)
-		if s.Fault("the GPU failed", true) {
+		if s.Fault("", "the GPU failed", true) {
 			t.Error("a guest outside MPS is blamed")
 		}
 	})
 	t.Run("time", func(t *testing.T) {
 		s := listen(t, Options{HoldTimeout: time.Millisecond}, mps)
 		runScript(t, s, "exit 1").end(t)
-		s.Fault("the GPU failed", true)
+		s.Fault("", "the GPU failed", true)
 		wait.For(t, "the command to be allowed", func() bool {
 			r := runScript(t, s, "exit 1")
 			r.end(t)
@@ -476,7 +476,7 @@ func TestEndWork(t *testing.T) {
 		{"stop, ignored", "trap '' TERM; echo there; read line", false, func(s *Server, g *guest) { s.stop(g, "") }, 1},
 		{"outside MPS", "echo there; exec sleep 1000", true, func(s *Server, g *guest) { s.stop(g, "") }, 0},
 		{"left behind", "sleep 1000 & echo there; read line", false, func(_ *Server, g *guest) { unix.Kill(g.pid, unix.SIGKILL) }, 1},
-		{"fault", "echo there; exec sleep 1000", false, func(s *Server, _ *guest) { s.Fault("the GPU failed", true) }, 0},
+		{"fault", "echo there; exec sleep 1000", false, func(s *Server, _ *guest) { s.Fault("", "the GPU failed", true) }, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var mu sync.Mutex
@@ -806,7 +806,7 @@ func TestSlowGroups(t *testing.T) {
 			t.Cleanup(release) // before the server is closed
 			within(t, "the call", func() { <-groups.entered })
 
-			within(t, "SetDevice", func() { s.SetDevice(mps) })
+			within(t, "SetDevices", func() { s.SetDevices([]Device{mps}) })
 			within(t, "list", func() {
 				if list := s.list(); len(list) != 1 || list[0].State != control.GuestStarting {
 					t.Errorf("guests are %+v, want the one that is starting", list)
@@ -817,7 +817,7 @@ func TestSlowGroups(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			within(t, "Fault", func() { s.Fault("the GPU failed", true) })
+			within(t, "Fault", func() { s.Fault("", "the GPU failed", true) })
 			wait.For(t, "the guest to be killed", func() bool { return s.list()[0].State == control.GuestStopping })
 			release()
 			if r.end(t); r.err == nil || !strings.Contains(r.err.Error(), "the GPU failed") {

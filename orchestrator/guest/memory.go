@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -75,24 +76,25 @@ func (t terms) limit(requestBytes int64) (int64, error) {
 	return cmp.Or(requestBytes, limit), nil
 }
 
-// termsLocked returns the terms for one more guest.
-func (s *Server) termsLocked(u Usage) terms {
-	t := terms{free: u.FreeBytes, context: s.device.ContextBytes, restart: s.device.RestartBytes}
-	for pid, limit := range s.device.WorkerBytes {
-		t.workers += max(0, limit+s.device.ContextBytes-max(0, u.Processes[pid]))
+// termsLocked returns the terms for one more guest on a device.
+func (s *Server) termsLocked(p *part, u Usage) terms {
+	t := terms{free: u.FreeBytes, context: p.ContextBytes, restart: p.RestartBytes}
+	for pid, limit := range p.WorkerBytes {
+		t.workers += max(0, limit+p.ContextBytes-max(0, u.Processes[pid]))
 	}
 	for _, g := range s.guests {
-		if g.device == InMPS && !g.request.Swap && g.request.MemoryBytes > 0 {
-			t.guests += max(0, g.request.MemoryBytes+s.device.ContextBytes-max(0, g.usedBytes))
+		if g.on == p && g.device == InMPS && !g.request.Swap && g.request.MemoryBytes > 0 {
+			t.guests += max(0, g.request.MemoryBytes+p.ContextBytes-max(0, g.usedBytes))
 		}
 	}
 	return t
 }
 
-// measure reads the GPU's memory, and what each guest has of it. ok is false if it is unknown.
-func (s *Server) measure() (u Usage, ok bool) {
+// measure reads a GPU's memory, and what each of its guests has of it. ok is false if it is unknown.
+func (s *Server) measure(p *part) (u Usage, ok bool) {
 	s.mu.Lock()
-	read, guests := s.device.Memory, slices.Clone(s.guests)
+	read := p.Memory
+	guests := slices.DeleteFunc(slices.Clone(s.guests), func(g *guest) bool { return g.on != p })
 	groups := make([]Group, len(guests))
 	for i, g := range guests {
 		groups[i] = g.group
@@ -121,14 +123,17 @@ func (s *Server) measure() (u Usage, ok bool) {
 // and the other is for what the driver allocates without counting it, such as kernels.
 const contextsPerProcess = 2
 
-// enforce ends guests inside MPS that have more GPU memory than their limit. Without it a program could remove the
+// enforce ends guests inside MPS of a device that have more GPU memory than their limit. Without it a program could remove the
 // limit of MPS from its environment, leave MPS, or take the limit once per process.
-func (s *Server) enforce() {
+func (s *Server) enforce(p *part) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closing {
+		return
+	}
 	for _, g := range s.guests {
-		extra := contextsPerProcess * s.device.ContextBytes
-		if g.device != InMPS || g.limitBytes == 0 || g.killed || g.usedBytes <= g.limitBytes+int64(g.contexts)*extra {
+		extra := contextsPerProcess * p.ContextBytes
+		if g.on != p || g.device != InMPS || g.limitBytes == 0 || g.killed || g.usedBytes <= g.limitBytes+int64(g.contexts)*extra {
 			continue
 		}
 		s.o.Log.Warn().Str("guest", g.name).Int64("used_bytes", g.usedBytes).Int64("limit_bytes", g.limitBytes).Msg("guest exceeds its limit of GPU memory; ending it")
@@ -162,33 +167,47 @@ func (s *Server) watch() {
 			return
 		case <-ticker.C:
 		}
-		s.mu.Lock()
-		alone := len(s.guests) == 0
-		s.mu.Unlock()
-		if alone {
-			continue
-		}
-		if u, ok := s.measure(); ok {
-			s.reserve(u)
-			s.enforce()
-		}
+		s.measureAll()
 	}
 }
 
-// reserve tells the swap server what to leave free.
-func (s *Server) reserve(u Usage) {
-	s.mu.Lock()
-	bytes := s.termsLocked(u).reservedBytes()
-	s.mu.Unlock()
-	s.swap.reserve(bytes)
-}
-
-// Held says which guests have how much of the GPU's memory, the largest first. It is empty if none is known
-// to have any. It does not wait for the driver, so the figures may be a second old.
-func (s *Server) Held() string {
+// measureAll begins to measure the devices with guests, unless a driver has yet to answer.
+func (s *Server) measureAll() *sync.WaitGroup {
+	var done sync.WaitGroup
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	guests := slices.DeleteFunc(slices.Clone(s.guests), func(g *guest) bool { return g.usedBytes < mib })
+	for _, p := range s.parts {
+		if p.measuring || s.countLocked(p) == 0 {
+			continue
+		}
+		p.measuring = true
+		done.Go(func() {
+			if u, ok := s.measure(p); ok {
+				s.reserve(p, u)
+				s.enforce(p)
+			}
+			s.mu.Lock()
+			p.measuring = false
+			s.mu.Unlock()
+		})
+	}
+	return &done
+}
+
+// reserve tells the swap server of a device what to leave free.
+func (s *Server) reserve(p *part, u Usage) {
+	s.mu.Lock()
+	bytes := s.termsLocked(p, u).reservedBytes()
+	s.mu.Unlock()
+	p.swap.reserve(bytes)
+}
+
+// Held says which guests of a device have how much of its memory, the largest first. It is empty if none is known
+// to have any. It does not wait for the driver, so the figures may be a second old.
+func (s *Server) Held(device string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	guests := slices.DeleteFunc(slices.Clone(s.guests), func(g *guest) bool { return g.on.Name != device || g.usedBytes < mib })
 	if len(guests) == 0 {
 		return ""
 	}

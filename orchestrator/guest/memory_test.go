@@ -67,7 +67,7 @@ func TestMemory(t *testing.T) {
 	if list := s.list(); list[0].LimitBytes != 6*gib {
 		t.Errorf("listed as %+v", list)
 	}
-	if held := s.Held(); held != "" {
+	if held := s.Held(""); held != "" {
 		t.Errorf("a guest without memory: %s", held)
 	}
 
@@ -87,8 +87,8 @@ func TestMemory(t *testing.T) {
 	mu.Unlock()
 	third := runScript(t, s, show, memory(0))
 	third.line(t, "limit=0=1024M.")
-	if want := "sh 4608 MiB, first 1024 MiB; `penstock guest stop`"; !strings.Contains(s.Held(), want) {
-		t.Errorf("held: %q, want %q", s.Held(), want)
+	if want := "sh 4608 MiB, first 1024 MiB; `penstock guest stop`"; !strings.Contains(s.Held(""), want) {
+		t.Errorf("held: %q, want %q", s.Held(""), want)
 	}
 
 	mu.Lock()

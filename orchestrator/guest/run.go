@@ -32,8 +32,9 @@ type Command struct {
 	Name string // of the guest; empty: the program's
 	// Environment is added to this process's.
 	Environment []string
-	MemoryBytes int64 // max GPU memory inside MPS, else main memory; 0: no limit
-	Own         bool  // outside MPS
+	MemoryBytes int64  // max GPU memory inside MPS, else main memory; 0: no limit
+	Own         bool   // outside MPS
+	Device      string // the name of a device, or a GPU's UUID; empty: the node chooses
 	// User is the program's user; nil: this process's, or the node's choice for root.
 	User *control.GuestUser
 	// Swap is the swap library, which lets the program's memory leave the GPU; empty: it stays.
@@ -56,7 +57,7 @@ func (c *Command) request() *control.GuestRun {
 		name = NameOf(c.Path)
 	}
 	return &control.GuestRun{
-		Name: name, Command: strings.ToValidUTF8(text, "?"), Key: hex.EncodeToString(sum[:]), MemoryBytes: c.MemoryBytes, Own: c.Own, Swap: c.Swap != "", User: c.User,
+		Name: name, Command: strings.ToValidUTF8(text, "?"), Key: hex.EncodeToString(sum[:]), MemoryBytes: c.MemoryBytes, Own: c.Own, Device: c.Device, Swap: c.Swap != "", User: c.User,
 	}
 }
 

@@ -85,15 +85,19 @@ type Options struct {
 	Grace       time.Duration // how long a guest may keep others from the GPU; default turns.Grace
 }
 
-// Device is what guests may use.
+// Device is what guests may use of one device.
 type Device struct {
-	Kind string // OnCPU; InMPS, if guests can be clients; Beside, if the GPU has no MPS
+	// Name is the device's, and UUID the GPU's.
+	Name, UUID string
+	Kind       string // OnCPU; InMPS, if guests can be clients; Beside, if the GPU has no MPS
 	// Client and Own are the environments of guests inside MPS and outside.
 	Client, Own map[string]string
 	// Why is why there is no MPS.
 	Why string
 	// Wait is why no guest can start now; empty if it can.
 	Wait string
+	// FreeBytes is the GPU's free memory a moment ago, -1 if it is unknown.
+	FreeBytes int64
 	// Memory returns the GPU's memory; it is nil, or ok is false, if that is unknown. It may wait for the driver.
 	Memory func() (u Usage, ok bool)
 	// EndWork ends the work on the GPU of those of the processes that are clients of MPS; nil: there are none.
@@ -109,25 +113,32 @@ type Device struct {
 type Server struct {
 	o        Options
 	listener *control.Listener
-	ended    chan struct{}
+	ended    chan string
 	closes   chan struct{} // closed when Close begins
 	closed   chan struct{}
 	handlers sync.WaitGroup
-	swap     turnsServer
 
 	// mu is held for moments only, because the supervisor waits for it: no I/O, and no call of a Group.
 	mu      sync.Mutex
-	device  Device
+	parts   []*part
 	guests  []*guest
 	left    []departure
 	holds   map[string]*hold // by key
 	closing bool
 }
 
+// part is what concerns one device. It stays if the node gives the device up. Server.mu guards Device and measuring.
+type part struct {
+	Device
+	measuring bool
+	swap      turnsServer
+}
+
 // guest is a program, from its place to its end. The fields below mu are guarded by Server.mu.
 type guest struct {
 	request control.GuestRun
 	name    string
+	on      *part
 	device  string
 	since   time.Time
 	uid     int // of the program
@@ -150,6 +161,7 @@ type guest struct {
 // departure is a client of MPS that ended.
 type departure struct {
 	key string
+	on  *part
 	at  time.Time
 }
 
@@ -168,23 +180,82 @@ func Listen(o Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		o: o, listener: l, ended: make(chan struct{}, 1), closes: make(chan struct{}), closed: make(chan struct{}),
-		device: Device{Wait: "the node is starting"}, holds: map[string]*hold{},
+		o: o, listener: l, ended: make(chan string, maxGuests), closes: make(chan struct{}), closed: make(chan struct{}),
+		holds: map[string]*hold{},
 	}
 	s.handlers.Go(s.accept)
 	s.handlers.Go(s.watch)
 	return s, nil
 }
 
-// SetDevice sets what guests that start from now on may use.
-func (s *Server) SetDevice(d Device) {
+// SetDevices sets what guests that start from now on may use.
+func (s *Server) SetDevices(list []Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.device = d
+	for _, p := range s.parts {
+		p.Kind, p.Wait = "", "the node no longer uses device "+p.Name
+	}
+	for _, d := range list {
+		i := slices.IndexFunc(s.parts, func(p *part) bool { return p.Name == d.Name })
+		if i < 0 {
+			i = len(s.parts)
+			s.parts = append(s.parts, &part{})
+		}
+		s.parts[i].Device = d
+	}
 }
 
-// Ended holds a value after a client of MPS has ended. It may have ended because it failed the GPU.
-func (s *Server) Ended() <-chan struct{} { return s.ended }
+// choose returns the part for a guest: the device that it names, or the GPU that has most memory left.
+func (s *Server) choose(request *control.GuestRun) (*part, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.parts) == 0 {
+		return nil, errors.New("run guest: the node is starting; try again")
+	}
+	if name := request.Device; name != "" {
+		var names []string
+		for _, p := range s.parts {
+			if name == p.Name || name == p.UUID {
+				return p, nil
+			}
+			names = append(names, p.Name)
+		}
+		return nil, fmt.Errorf("run guest: --device is %q, and the node has %s", name, strings.Join(names, ", "))
+	}
+	rank := func(p *part) int {
+		switch {
+		case !p.takesLocked(request):
+			return 0
+		case p.Kind == OnCPU:
+			return 1
+		}
+		return 2
+	}
+	return slices.MaxFunc(s.parts, func(a, b *part) int {
+		return cmp.Or(
+			cmp.Compare(rank(a), rank(b)),
+			cmp.Compare(s.termsLocked(a, Usage{FreeBytes: a.FreeBytes}).limitBytes(), s.termsLocked(b, Usage{FreeBytes: b.FreeBytes}).limitBytes()),
+			s.countLocked(b)-s.countLocked(a),
+		)
+	}), nil
+}
+
+// takesLocked reports whether a guest can start now. A guest outside MPS does not wait for it.
+func (p *part) takesLocked(request *control.GuestRun) bool {
+	return p.Wait == "" || p.Kind != "" && request.Own
+}
+
+func (s *Server) countLocked(p *part) (n int) {
+	for _, g := range s.guests {
+		if g.on == p {
+			n++
+		}
+	}
+	return n
+}
+
+// Ended has the name of a device after one of its clients of MPS has ended. It may have ended because it failed the GPU.
+func (s *Server) Ended() <-chan string { return s.ended }
 
 // Restore makes the socket file again if it is gone.
 func (s *Server) Restore() error {
@@ -212,21 +283,35 @@ func (s *Server) Close() error {
 	}
 	stops.Wait()
 	s.handlers.Wait()
-	err = errors.Join(err, s.swap.close())
+	for _, p := range s.parts {
+		err = errors.Join(err, p.swap.close())
+	}
 	close(s.closed)
 	return err
 }
 
-// Fault ends all clients of MPS, because their contexts are lost and MPS serves no new client before. With
+// Lose ends all guests on a device that is lost.
+func (s *Server) Lose(device, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.guests {
+		if g.on.Name == device {
+			g.judged = true
+			s.handlers.Go(func() { s.kill(g, why) })
+		}
+	}
+}
+
+// Fault ends all clients of MPS on a device, because their contexts are lost and MPS serves no new client before. With
 // blame it also holds back their commands, and those of clients that have just ended. It reports whether
 // there were any.
-func (s *Server) Fault(why string, blame bool) (suspects bool) {
+func (s *Server) Fault(device, why string, blame bool) (suspects bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	keys := map[string]bool{}
 	for _, g := range s.guests {
-		if g.device == InMPS {
+		if g.device == InMPS && g.on.Name == device {
 			keys[g.request.Key], g.judged = true, true
 			s.handlers.Go(func() { s.kill(g, why) })
 		}
@@ -235,12 +320,12 @@ func (s *Server) Fault(why string, blame bool) (suspects bool) {
 		return false
 	}
 
-	for _, d := range s.left {
-		if now.Sub(d.at) < suspectFor {
+	s.left = slices.DeleteFunc(s.left, func(d departure) bool {
+		if d.on.Name == device && now.Sub(d.at) < suspectFor {
 			keys[d.key] = true
 		}
-	}
-	s.left = nil
+		return d.on.Name == device
+	})
 	for key := range keys {
 		h := s.holds[key]
 		if h == nil {
@@ -350,8 +435,12 @@ func (s *Server) find(name string) (*guest, error) {
 
 // run is the life of a guest.
 func (s *Server) run(link *control.GuestLink, parent, uid int, request control.GuestRun) error {
-	usage, known := s.measure()
-	g, place, missing, err := s.admit(link, uid, request, usage, known)
+	on, err := s.choose(&request)
+	if err != nil {
+		return err
+	}
+	usage, known := s.measure(on)
+	g, place, missing, err := s.admit(link, uid, request, on, usage, known)
 	if err != nil {
 		return err
 	}
@@ -390,7 +479,7 @@ func (s *Server) run(link *control.GuestLink, parent, uid int, request control.G
 }
 
 // admit registers a guest that may run. The caller calls prepare, and end.
-func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRun, usage Usage, known bool) (*guest, *control.GuestPlace, []string, error) {
+func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRun, on *part, usage Usage, known bool) (*guest, *control.GuestPlace, []string, error) {
 	refuse := func(format string, args ...any) (*guest, *control.GuestPlace, []string, error) {
 		return nil, nil, nil, fmt.Errorf("run guest: "+format, args...)
 	}
@@ -402,16 +491,16 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := s.device
+	d := on.Device
 	switch {
 	case s.closing:
 		return refuse("the node is stopping")
 	case len(s.guests) >= maxGuests:
 		return refuse("%d guests run already", maxGuests)
-	case d.Wait != "" && (d.Kind == "" || !request.Own):
+	case !on.takesLocked(&request):
 		return refuse("%s; try again", d.Wait)
 	case request.Swap && d.Kind == OnCPU:
-		return refuse("--swap moves GPU memory, and this node has no GPU; leave it out")
+		return refuse("--swap moves GPU memory, and device %s is no GPU; leave it out", d.Name)
 	case request.Swap && request.MemoryBytes > 0:
 		return refuse("--memory limits one guest, and guests with --swap share their limit; leave it out")
 	}
@@ -429,7 +518,7 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 		place.User = &user
 	}
 	g := &guest{
-		request: request, name: place.Name, device: d.Kind, since: time.Now(), uid: user.UID, link: link,
+		request: request, name: place.Name, on: on, device: d.Kind, since: time.Now(), uid: user.UID, link: link,
 		over: make(chan struct{}), group: Marked{place.Token}, state: control.GuestStarting, limitBytes: request.MemoryBytes, usedBytes: -1,
 	}
 	var missing []string
@@ -457,7 +546,7 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 		case request.Swap: // the swap server has the limit
 			missing = append(missing, "not enforced: the limit of guests with --swap: a program can run without the library")
 		case known:
-			limit, err := s.termsLocked(usage).limit(request.MemoryBytes)
+			limit, err := s.termsLocked(on, usage).limit(request.MemoryBytes)
 			if err != nil {
 				return refuse("%w", err)
 			}
@@ -488,13 +577,13 @@ func (s *Server) prepare(g *guest, place *control.GuestPlace) (missing []string,
 		}
 	}
 	if g.request.Swap {
-		socket, err := s.swap.open(swap.Config{UID: s.o.User.UID, Clock: runclock.Now, End: s.endBlocking, Grace: s.o.Grace, Log: s.o.Log})
+		socket, err := g.on.swap.open(swap.Config{UID: s.o.User.UID, Clock: runclock.Now, End: s.endBlocking, Grace: s.o.Grace, Log: s.o.Log})
 		if err != nil {
 			return nil, fmt.Errorf("run guest: %w", err)
 		}
 		place.Environment[swap.SocketVariable] = socket
-		if u, ok := s.measure(); ok {
-			s.reserve(u)
+		if u, ok := s.measure(g.on); ok {
+			s.reserve(g.on, u)
 		}
 	}
 	group, more := s.makeGroup(g, place.Token)
@@ -631,7 +720,7 @@ func (s *Server) killGroup(g *guest) error {
 // endWork ends the work on the GPU of processes of a guest, which list returns. Only clients of MPS have such work.
 func (s *Server) endWork(g *guest, list func() []int) {
 	s.mu.Lock()
-	end := s.device.EndWork
+	end := g.on.EndWork
 	s.mu.Unlock()
 	if g.device != InMPS || end == nil {
 		return
@@ -654,11 +743,11 @@ func (s *Server) end(g *guest, log zerolog.Logger) {
 	s.guests = slices.DeleteFunc(s.guests, func(other *guest) bool { return other == g })
 	if g.device == InMPS && g.pid != 0 && !g.judged {
 		const enough = maxGuests
-		s.left = append(s.left, departure{key: g.request.Key, at: time.Now()})
+		s.left = append(s.left, departure{key: g.request.Key, on: g.on, at: time.Now()})
 		s.left = s.left[max(0, len(s.left)-enough):]
 		select {
-		case s.ended <- struct{}{}:
-		default: // a value is already waiting
+		case s.ended <- g.on.Name:
+		default: // as many are already waiting
 		}
 	}
 	select {
@@ -686,13 +775,13 @@ func (s *Server) freeze(g *guest, frozen bool) error {
 	defer g.changes.Unlock()
 	pids := s.groupOf(g).PIDs()
 	if frozen {
-		if err := s.swap.pause(pids); err != nil {
+		if err := g.on.swap.pause(pids); err != nil {
 			return fmt.Errorf("pause guest %s: %w; stop it, or try again", g.name, err)
 		}
 	}
 	err := s.freezeGroup(g, frozen)
 	if !frozen || err != nil {
-		s.swap.resume(pids)
+		g.on.swap.resume(pids)
 	}
 	return err
 }
@@ -728,7 +817,7 @@ func (s *Server) stop(g *guest, why string) {
 	if first {
 		send(g.link, control.GuestAnswer{Ended: why})
 		if g.request.Swap {
-			s.swap.resume(group.PIDs()) // a paused program may need a turn to save its state
+			g.on.swap.resume(group.PIDs()) // a paused program may need a turn to save its state
 		}
 		s.endWork(g, func() []int {
 			return slices.DeleteFunc(group.PIDs(), func(pid int) bool { return survives(pid, syscall.SIGTERM) })
@@ -773,7 +862,7 @@ func (s *Server) kill(g *guest, why string) {
 
 // list describes the guests.
 func (s *Server) list() []control.GuestStatus {
-	s.measure()
+	s.measureAll().Wait()
 	s.mu.Lock()
 	list := make([]control.GuestStatus, len(s.guests))
 	groups := make([]Group, len(s.guests))
@@ -782,6 +871,9 @@ func (s *Server) list() []control.GuestStatus {
 		list[i] = control.GuestStatus{
 			Name: g.name, PID: g.pid, State: g.state, Command: g.request.Command, Device: g.device, MemoryBytes: g.usedBytes,
 			LimitBytes: g.limitBytes, NotEnforced: g.notEnforcedLocked(), Since: g.since,
+		}
+		if len(s.parts) > 1 {
+			list[i].On = g.on.Name
 		}
 	}
 	s.mu.Unlock()

@@ -65,7 +65,7 @@ func TestSwap(t *testing.T) {
 	t.Run("no GPU", func(t *testing.T) {
 		s := listen(t, Options{}, Device{Kind: OnCPU})
 		r := runScript(t, s, "true", preload)
-		if r.end(t); r.err == nil || !strings.Contains(r.err.Error(), "this node has no GPU") {
+		if r.end(t); r.err == nil || !strings.Contains(r.err.Error(), "is no GPU") {
 			t.Errorf("error %v", r.err)
 		}
 	})
@@ -160,7 +160,7 @@ func TestPauseSwap(t *testing.T) {
 		a := s.run(t, "work", stdin)
 		a.line(t, "made") // and waits for a line
 		must.Get(s.change(control.GuestOrder{Pause: "work"}))(t)
-		if g := s.swap.server.Guests(); len(g) != 1 || g[0].Phase != turns.Out {
+		if g := s.parts[0].swap.server.Guests(); len(g) != 1 || g[0].Phase != turns.Out {
 			t.Errorf("guests %+v, want one that is out", g)
 		}
 		s.run(t, "work", nil).right(t)
