@@ -276,7 +276,7 @@ func (c *change) commit() error {
 	before := f.config
 	f.config = c.want
 	if c.shares {
-		f.byHand = 0
+		f.setPercent(0)
 		f.shareEdits++
 	}
 	if before.Pictures != c.want.Pictures {

@@ -224,7 +224,7 @@ func (fl *Fleet) rebalance() {
 	}
 	var devices []placement.Device
 	for _, d := range fl.devices {
-		if d.lost == "" {
+		if d.lost == "" && d.Device.Known {
 			devices = append(devices, placement.Device{Name: d.Device.Name, NeedsPercent: d.NeedsPercent()})
 		}
 	}

@@ -38,7 +38,6 @@ type placedFunction struct {
 	*function
 	// want are its instances, before those that it had; none: the function is to be removed, or did not exist.
 	want, before []placed
-	wasFixed     bool
 }
 
 // Place gives functions the instances of an order. It checks the whole order before it changes anything.
@@ -64,7 +63,7 @@ func (fl *Fleet) Place(o control.PlacementOrder) (Order, error) {
 		}
 		placed := placedFunction{function: f, want: wants[i]}
 		if f != nil {
-			placed.want, placed.before, placed.wasFixed = f.align(wants[i]), f.placed(), f.fixed
+			placed.want, placed.before = f.align(wants[i]), f.placed()
 		} else if err = fl.add(functionOf(c), 0); err == nil {
 			placed.function = fl.functions.find(c.Name)
 			placed.trial = &trial{end: func(error) {}}
@@ -75,7 +74,6 @@ func (fl *Fleet) Place(o control.PlacementOrder) (Order, error) {
 	}
 	for _, f := range p.functions {
 		if len(f.want) > 0 && err == nil {
-			f.fixed = true
 			err = f.spread(f.want)
 		}
 	}
@@ -240,8 +238,7 @@ func (p *placing) fail(err error) {
 	p.err = err
 	for i := range p.functions {
 		f := &p.functions[i]
-		f.want, f.fixed = f.before, f.wasFixed
-		if f.removing {
+		if f.want = f.before; f.removing {
 			continue
 		}
 		if err := f.spread(f.want); err != nil {
@@ -269,14 +266,16 @@ func (fl *Fleet) advancePlacing() {
 	}
 	ends = true
 	for i := range p.functions {
-		ends = p.functions[i].settle() && ends
+		f := &p.functions[i]
+		f.fixed = f.fixed || p.err == nil
+		ends = f.settle() && ends
 	}
-	if fl.draining || ends {
+	if fl.draining && !ends {
+		p.err, ends = ErrStopped, true
+	}
+	if ends {
 		fl.placing = nil
 		fl.keep()
-		if fl.draining && !ends {
-			p.err = ErrStopped
-		}
 		p.done(p.err)
 	}
 }

@@ -173,9 +173,17 @@ func (fl *Fleet) setByHand(f *function, percent float64) error {
 		}
 		return nil
 	}
-	f.byHand = percent
+	f.setPercent(percent)
 	fl.decide(occasion{})
 	return nil
+}
+
+// setPercent sets the share of each instance by hand; 0 returns to the configured one. It replaces those of orders.
+func (f *function) setPercent(percent float64) {
+	f.byHand = percent
+	for _, in := range f.instances {
+		in.percent = 0
+	}
 }
 
 // device returns the device of that name, which is one of the node's.

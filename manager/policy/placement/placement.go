@@ -133,35 +133,28 @@ func relieve(hot Device, devices []Device, functions []Function) (best Action, o
 			best, lowest, ok = a, peak, true
 		}
 	}
-	for _, to := range devices {
-		if to.NeedsPercent >= spare {
-			continue
+	for _, kind := range []Kind{Move, Add} {
+		if ok && lowest < overloaded {
+			break
 		}
 		for i := range functions {
 			f := &functions[i]
 			number := f.on(hot.Name)
-			if number < 0 || f.on(to.Name) >= 0 || !slices.Contains(f.Allowed, to.Name) {
+			if number < 0 || kind == Add && f.Fixed {
 				continue
 			}
 			need := f.Instances[number].NeedPercent
-			try(Action{Move, f.Name, number, to.Name}, max(hot.NeedsPercent-need, to.NeedsPercent+need*f.ratio(hot.Name, to.Name)))
-		}
-	}
-	if ok && lowest < overloaded {
-		return best, true
-	}
-	for _, to := range devices {
-		if to.NeedsPercent >= spare {
-			continue
-		}
-		for i := range functions {
-			f := &functions[i]
-			number := f.on(hot.Name)
-			if f.Fixed || number < 0 || f.on(to.Name) >= 0 || !slices.Contains(f.Allowed, to.Name) {
-				continue
+			for _, to := range devices {
+				if to.NeedsPercent >= spare || f.on(to.Name) >= 0 || !slices.Contains(f.Allowed, to.Name) {
+					continue
+				}
+				if kind == Move {
+					try(Action{Move, f.Name, number, to.Name}, max(hot.NeedsPercent-need, to.NeedsPercent+need*f.ratio(hot.Name, to.Name)))
+				} else {
+					each := f.spread(append(slices.Clone(f.Instances), Instance{Device: to.Name}))
+					try(Action{Add, f.Name, len(f.Instances), to.Name}, max(hot.NeedsPercent-need+each, to.NeedsPercent+each))
+				}
 			}
-			each := f.spread(append(slices.Clone(f.Instances), Instance{Device: to.Name}))
-			try(Action{Add, f.Name, len(f.Instances), to.Name}, max(hot.NeedsPercent-f.Instances[number].NeedPercent+each, to.NeedsPercent+each))
 		}
 	}
 	return best, ok
@@ -175,10 +168,10 @@ func (f *Function) on(device string) int {
 // ratio is how much more of a device's time the function needs than of another's. As long as it is not known, it is 1.
 func (f *Function) ratio(from, to string) float64 {
 	a, b := f.Cost[from], f.Cost[to]
-	if math.IsInf(b, 1) {
+	switch {
+	case math.IsInf(b, 1):
 		return b
-	}
-	if a <= 0 || b <= 0 || math.IsInf(a, 1) {
+	case a <= 0 || b <= 0 || math.IsInf(a, 1):
 		return 1
 	}
 	return b / a
@@ -187,18 +180,16 @@ func (f *Function) ratio(from, to string) float64 {
 // spread returns the need of each instance if these had the function's present requests: each gets requests in proportion
 // to its speed.
 func (f *Function) spread(instances []Instance) float64 {
-	const reference = 0
-	work, speed := 0.0, 0.0
-	at := f.Instances[reference].Device
+	work, speed, reference := 0.0, 0.0, f.Instances[0].Device
 	for _, in := range f.Instances {
-		work += in.NeedPercent * f.ratio(in.Device, at)
+		work += in.NeedPercent * f.ratio(in.Device, reference)
 	}
 	for _, in := range instances {
-		if ratio := f.ratio(at, in.Device); math.IsInf(ratio, 1) {
+		ratio := f.ratio(reference, in.Device)
+		if math.IsInf(ratio, 1) {
 			return ratio
-		} else {
-			speed += 1 / ratio
 		}
+		speed += 1 / ratio
 	}
 	return work / speed
 }
@@ -211,8 +202,8 @@ func (f *Function) unnecessary(devices []Device) bool {
 	}
 	each := f.spread(f.Instances[:last])
 	for _, in := range f.Instances[:last] {
-		d := devices[slices.IndexFunc(devices, func(d Device) bool { return d.Name == in.Device })]
-		if d.NeedsPercent-in.NeedPercent+each > calm {
+		at := slices.IndexFunc(devices, func(d Device) bool { return d.Name == in.Device })
+		if at < 0 || devices[at].NeedsPercent-in.NeedPercent+each > calm {
 			return false
 		}
 	}
