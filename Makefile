@@ -11,6 +11,7 @@
 #   make check   gofmt, go vet, staticcheck, and the prose check (test/prose)
 #   make fuzz    each fuzz target for FUZZTIME (10s)
 #   make race    the packages whose threads share memory, under the race detector
+#   make test-devices  what uses the fake GPU driver, on two of three GPUs
 #   make nightly all that CI does and what takes too long for it, before a release: two hours
 #   make soak    property tests and packages with threads, random seeds, for SOAKTIME (30m)
 #   make flaky   packages with threads 20 times, others 3 times, on a loaded machine;
@@ -68,7 +69,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
+.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk test-devices gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -114,6 +115,12 @@ test-dpdk: build-dpdk
 	$(GO) vet -tags dpdk $$(GO="$(GO)" test/tagged.sh dpdk)
 	$(GOTEST) -vet=off -tags dpdk -count=1 $(DPDK_TESTS)
 	PENSTOCK_DPDK_BINARY=$(CURDIR)/bin/penstock $(GOTEST) -vet=off -tags dpdk -count=1 -timeout 20m $(TESTFLAGS) ./test/dpdk
+
+test-devices: export PENSTOCK_FAKE_GPUS = 3
+test-devices: export CUDA_VISIBLE_DEVICES = 0,2
+test-devices: build
+	$(GOTEST) -vet=off -count=1 ./cuda ./libml/gpu ./libml/weights ./orchestrator
+	$(GOTEST) -vet=off -count=1 -run '^(TestGPU|TestTimeSharing)' -skip '^TestGPUVanishes$$' ./test/e2e
 
 man: build
 	bin/penstock man out/man
