@@ -213,3 +213,53 @@ functions:
 		}
 	}
 }
+
+// The manager finds the GPUs of `devices: all` each time that it starts. An edit is compared with what it found.
+func TestAllDevices(t *testing.T) {
+	t.Parallel()
+	environment, _ := severalGPUs(t, cudafake.Devices(2))
+	function := fmt.Sprintf("  - {name: %%s, model: %s, port: 0, devices: [%%s]}\n", nodetest.Card(t, "digest", small))
+	nd := start(t, "devices: all\nfunctions:\n"+fmt.Sprintf(function, "fn", "1"), environment...)
+	text, err := os.ReadFile(nd.Config)
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(nd.Config, append(text, fmt.Sprintf(function, "added", cudafake.UUID(0)[:12])...), 0o600))
+	check := func() {
+		t.Helper()
+		wait.For(t, "both functions to serve", func() bool {
+			status, err := nd.Status()
+			return err == nil && len(status.Functions) == 2 && status.Functions[0].Serves() && status.Functions[1].Serves()
+		})
+		status, err := nd.Status()
+		must.OK(t, err)
+		if keys := status.Configuration.NeedRestart; len(keys) > 0 || !status.Configuration.Followed {
+			t.Errorf("the configuration is followed: %v, and %v need a restart", status.Configuration.Followed, keys)
+		}
+		for i, d := range status.Devices {
+			if len(status.Devices) != 2 || d.Name != cudafake.UUID(i) {
+				t.Errorf("device %d is %+v", i, d)
+			}
+		}
+		for name, want := range map[string]string{"fn": cudafake.UUID(1), "added": cudafake.UUID(0)} {
+			if f, _ := status.Function(name); f.Instances[0].Device != want {
+				t.Errorf("%s runs on %s, want %s", name, f.Instances[0].Device, want)
+			}
+		}
+	}
+	check()
+	newManager(t, nd)
+	check()
+
+	for _, verb := range [][]string{{"if", "list"}, {"top", "--interval", "100ms"}} {
+		text, err := exec.CommandContext(nodetest.Context(t), penstock, append(verb, "--runtime-dir", nd.Dir)...).CombinedOutput()
+		must.OK(t, err)
+		before, after, _ := strings.Cut(string(text), "added")
+		for _, uuid := range []string{cudafake.UUID(0), cudafake.UUID(1)} {
+			if !strings.Contains(before, uuid+"  ░░░░░░░░░░░░░░░░░░░░   0 %  Penstock Fake") {
+				t.Errorf("%s has no bar of %s:\n%s", verb, uuid, text)
+			}
+		}
+		if !strings.Contains(after, "fn ") { // on the second device
+			t.Errorf("%s does not group functions by device:\n%s", verb, text)
+		}
+	}
+}
