@@ -65,7 +65,8 @@ func (c *Config) severalDevices() bool { return len(c.Devices) > 1 || c.unresolv
 
 func (c *Config) unresolved() bool { return slices.Contains(c.Devices, DeviceAll) }
 
-// Resolve replaces `devices: all`. gpus are the UUIDs of the GPUs of this machine, in the order of their indexes.
+// Resolve replaces `devices: all` by the first digits of UUIDs: an index may change when a GPU is lost. gpus are the
+// UUIDs of the GPUs of this machine, in the order of their indexes.
 func (c *Config) Resolve(gpus []string) {
 	c.GPUs = gpus
 	if !c.unresolved() {
@@ -73,7 +74,11 @@ func (c *Config) Resolve(gpus []string) {
 	}
 	c.Devices = nil
 	for _, uuid := range gpus {
-		c.Devices = append(c.Devices, DeviceName(uuid))
+		short := uuid[:min(len(uuid), len("GPU-")+8)]
+		if slices.ContainsFunc(gpus, func(other string) bool { return other != uuid && strings.HasPrefix(other, short) }) {
+			short = uuid
+		}
+		c.Devices = append(c.Devices, DeviceName(short))
 	}
 	if len(gpus) == 0 {
 		c.Devices = []DeviceName{DeviceCPU}

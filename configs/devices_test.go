@@ -20,7 +20,7 @@ func TestDevices(t *testing.T) {
 		resolved string // with two GPUs
 	}{
 		"device: cuda":                      {"cuda", "cuda"},
-		"devices: all":                      {"all", firstGPU + " " + secondGPU},
+		"devices: all":                      {"all", "GPU-0b1c2d3e GPU-1b1c2d3e"},
 		"devices: [cpu]":                    {"cpu", "cpu"},
 		"devices: [cpu, cuda:1, 0]":         {"cpu cuda:1 cuda:0", "cpu cuda:1 cuda:0"},
 		"devices: ['1', cuda, GPU-2b]":      {"cuda:1 cuda GPU-2b", "cuda:1 cuda GPU-2b"},
@@ -44,6 +44,11 @@ func TestDevices(t *testing.T) {
 
 	c, err := Decode("f.yaml", []byte("devices: all"))
 	must.OK(t, err)
+	twins := []string{firstGPU, firstGPU + "1"}
+	if c.Resolve(twins); !slices.Equal(c.DeviceNames(), twins) {
+		t.Errorf("devices with the same first digits are %s", c.DeviceNames())
+	}
+	c.Devices = []DeviceName{DeviceAll}
 	if c.Resolve(nil); !slices.Equal(c.DeviceNames(), []string{DeviceCPU}) {
 		t.Errorf("devices without a GPU are %s", c.DeviceNames())
 	}
@@ -86,7 +91,7 @@ func TestDevicesOf(t *testing.T) {
 	c, err := Decode("f.yaml", []byte("{devices: all, functions: [{name: a, port: 1, devices: [1]}, {name: b, port: 2, devices: [GPU-0b1c]}, {name: c, port: 3}]}"))
 	must.OK(t, err)
 	c.Resolve([]string{firstGPU, secondGPU})
-	for i, want := range [][]string{{secondGPU}, {firstGPU}, {firstGPU, secondGPU}} {
+	for i, want := range [][]string{{"GPU-1b1c2d3e"}, {"GPU-0b1c2d3e"}, {"GPU-0b1c2d3e", "GPU-1b1c2d3e"}} {
 		if got := c.DevicesOf(&c.Functions[i]); !slices.Equal(got, want) {
 			t.Errorf("function %s may use %s, want %s", c.Functions[i].Name, got, want)
 		}
@@ -98,7 +103,7 @@ func TestDevicesOf(t *testing.T) {
 		t.Errorf("a device under two names: %v", err)
 	}
 	c.Functions[0].Devices = []DeviceName{"cuda:2"}
-	if err := c.Check(); err == nil || !strings.Contains(err.Error(), "has cuda:2, and the devices of the node are "+firstGPU+", "+secondGPU) {
+	if err := c.Check(); err == nil || !strings.Contains(err.Error(), "has cuda:2, and the devices of the node are GPU-0b1c2d3e, GPU-1b1c2d3e") {
 		t.Errorf("a third GPU: %v", err)
 	}
 }

@@ -222,7 +222,7 @@ func TestAllDevices(t *testing.T) {
 	nd := start(t, "devices: all\nfunctions:\n"+fmt.Sprintf(function, "fn", "1"), environment...)
 	text, err := os.ReadFile(nd.Config)
 	must.OK(t, err)
-	must.OK(t, os.WriteFile(nd.Config, append(text, fmt.Sprintf(function, "added", cudafake.UUID(0)[:12])...), 0o600))
+	must.OK(t, os.WriteFile(nd.Config, append(text, fmt.Sprintf(function, "added", cudafake.UUID(0))...), 0o600))
 	check := func() {
 		t.Helper()
 		wait.For(t, "both functions to serve", func() bool {
@@ -235,11 +235,11 @@ func TestAllDevices(t *testing.T) {
 			t.Errorf("the configuration is followed: %v, and %v need a restart", status.Configuration.Followed, keys)
 		}
 		for i, d := range status.Devices {
-			if len(status.Devices) != 2 || d.Name != cudafake.UUID(i) {
+			if len(status.Devices) != 2 || d.Name != cudafake.UUID(i)[:12] {
 				t.Errorf("device %d is %+v", i, d)
 			}
 		}
-		for name, want := range map[string]string{"fn": cudafake.UUID(1), "added": cudafake.UUID(0)} {
+		for name, want := range map[string]string{"fn": cudafake.UUID(1)[:12], "added": cudafake.UUID(0)[:12]} {
 			if f, _ := status.Function(name); f.Instances[0].Device != want {
 				t.Errorf("%s runs on %s, want %s", name, f.Instances[0].Device, want)
 			}
@@ -254,7 +254,7 @@ func TestAllDevices(t *testing.T) {
 		must.OK(t, err)
 		before, after, _ := strings.Cut(string(text), "added")
 		for _, uuid := range []string{cudafake.UUID(0), cudafake.UUID(1)} {
-			if !strings.Contains(before, uuid+"  ░░░░░░░░░░░░░░░░░░░░   0 %  Penstock Fake") {
+			if !strings.Contains(before, uuid[:12]+"  ░░░░░░░░░░░░░░░░░░░░   0 %  Penstock Fake") {
 				t.Errorf("%s has no bar of %s:\n%s", verb, uuid, text)
 			}
 		}
