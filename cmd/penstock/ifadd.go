@@ -19,6 +19,7 @@ import (
 // addCommand is `penstock if add`. folder returns the node's runtime folder.
 func addCommand(folder func() string) *cobra.Command {
 	function, port, answersTo := configs.Function{Instances: 1}, 0, ""
+	var devices []string
 	var known *draft.Options // about a model without a card
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
@@ -47,6 +48,13 @@ runtime folder if the model's folder cannot be written.`,
 				return err
 			}
 			function.Name, function.Port = args[0], uint16(port)
+			for _, name := range devices {
+				var n configs.DeviceName
+				if err := n.UnmarshalText([]byte(name)); err != nil {
+					return err
+				}
+				function.Devices = append(function.Devices, n)
+			}
 			if answersTo != "" {
 				to, err := netip.ParseAddrPort(answersTo)
 				if err != nil {
@@ -105,6 +113,7 @@ runtime folder if the model's folder cannot be written.`,
 	add.Flags().StringVar(&function.Key, "key", "", "file with the keys of its clients; they need none if left out")
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "number of processes that serve it at the same time")
+	add.Flags().StringSliceVar(&devices, "devices", nil, "those of the node's devices that it may use, like cpu or 0,1; all of them if left out")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "guarantee of each instance, in percent of the device's time (first share with policy gslice)")
 	add.Flags().Uint8Var(&function.Priority, "priority", 0, "which functions keep their objectives if the device is overloaded: higher goes first, 0 to 255")
 	add.Flags().StringVar(&function.Worker, "worker", "", "the worker that hosts it; its own process if left out")
