@@ -54,7 +54,7 @@ type Profiler struct {
 	dir     string
 	change  configs.Change
 	picture []byte
-	status  control.Status
+	device  control.DeviceStatus // of the node
 	// loaded is the cell whose processes run; the zero value if there are none.
 	loaded sweep.Cell
 }
@@ -116,6 +116,7 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 
 // startNode starts a node that has a device.
 func (p *Profiler) startNode(ctx context.Context) (err error) {
+	p.device = control.DeviceStatus{}
 	p.harness, err = testbed.Start(ctx, p.options.Binary, p.node)
 	if err != nil {
 		return err
@@ -123,8 +124,11 @@ func (p *Profiler) startNode(ctx context.Context) (err error) {
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("no device after a minute"))
 	defer cancel()
 	err = p.harness.WaitFor(limit, "the device", func() bool {
-		p.status, err = p.harness.Status()
-		return err == nil && p.HeldBy() != ""
+		status, statusErr := p.harness.Status()
+		if statusErr == nil && len(status.Devices) > 0 {
+			p.device = status.Devices[0]
+		}
+		return p.device.Mechanism != ""
 	})
 	if err != nil {
 		return err
@@ -173,10 +177,10 @@ const (
 
 // HeldBy returns the mechanism that limits processes to their shares:
 // control.Observed.Mechanism.
-func (p *Profiler) HeldBy() string { return p.status.Devices[0].Mechanism }
+func (p *Profiler) HeldBy() string { return p.device.Mechanism }
 
 // Device returns the GPU, nil on a CPU.
-func (p *Profiler) Device() *control.GPU { return p.status.Devices[0].GPU }
+func (p *Profiler) Device() *control.GPU { return p.device.GPU }
 
 // Close ends the node.
 func (p *Profiler) Close() (err error) {
