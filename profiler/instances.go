@@ -1,7 +1,6 @@
 package profiler
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -17,7 +16,7 @@ type Instances struct {
 	uuid    string
 	table   plan.GPU
 	cuts    bool
-	taken   []mig.Step // that cut the GPU
+	before  []mig.Instance
 }
 
 // OpenInstances finds the instances of a GPU in MIG mode. cuts allows to cut the GPU, which must then be idle.
@@ -30,6 +29,7 @@ func OpenInstances(session mig.Session, uuid string, cuts bool) (*Instances, err
 	if in.table, err = plan.ForDevice(g.Name); err != nil {
 		return nil, err
 	}
+	in.before = g.Instances
 	for _, i := range g.Instances {
 		if cuts && len(i.PIDs) > 0 {
 			return nil, fmt.Errorf("cut %v: %s at slot %d: %w: %v", g, i.Profile, i.Start, mig.ErrInUse, i.PIDs)
@@ -71,7 +71,8 @@ func idle(g mig.GPU, size plan.Size) (mig.Instance, bool) {
 // sizes returns the sizes in which can be measured, in GPCs.
 func (in *Instances) sizes(g mig.GPU) (gpcs []int) {
 	for _, size := range in.table.Sizes {
-		if _, ok := idle(g, size); ok || in.cuts {
+		offered := slices.ContainsFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == size.Profile })
+		if _, ok := idle(g, size); ok || in.cuts && offered {
 			gpcs = append(gpcs, size.GPCs)
 		}
 	}
@@ -93,17 +94,10 @@ func (in *Instances) use(gpcs int) (device string, err error) {
 	}
 	i, ok := idle(g, size)
 	if !ok && in.cuts {
-		steps, err := mig.Steps([]mig.GPU{g}, []mig.Placement{{GPU: g.UUID, Profile: size.Profile, Start: size.Starts[0]}})
-		if err != nil {
+		whole := mig.Instance{Profile: size.Profile, Slices: size.GPCs, Start: size.Starts[0], Size: size.Slots, Compute: []mig.Compute{{Slices: size.GPCs}}}
+		if err := in.cut(whole); err != nil {
 			return "", err
 		}
-		if err := mig.Do(in.session, steps, nil); err != nil {
-			if failed, ok := errors.AsType[*mig.Failure](err); ok {
-				in.taken = append(in.taken, failed.Left...)
-			}
-			return "", err
-		}
-		in.taken = append(in.taken, steps...)
 		if g, err = in.gpu(); err != nil {
 			return "", err
 		}
@@ -115,11 +109,27 @@ func (in *Instances) use(gpcs int) (device string, err error) {
 	return i.UUID, nil
 }
 
-// Close cuts the GPU as before. No process may run in the instances.
+// cut divides the GPU into these instances, and no others.
+func (in *Instances) cut(wanted ...mig.Instance) error {
+	g, err := in.gpu()
+	if err != nil {
+		return err
+	}
+	for _, step := range g.Steps(wanted) {
+		if err := in.session.Take(step); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close cuts the GPU as before, if it was allowed to cut it. No process may run in the instances.
 func (in *Instances) Close() error {
-	left, err := mig.Undo(in.session, in.taken)
-	if in.taken = left; err != nil {
-		return fmt.Errorf("restore the instances of %s: %w; undo by hand: %v", in.uuid, err, left)
+	if !in.cuts {
+		return nil
+	}
+	if err := in.cut(in.before...); err != nil {
+		return fmt.Errorf("restore the instances of %s: %w; cut it by hand, as before: %v", in.uuid, err, in.before)
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 )
 
-// a100s are eight A100s. The first is in MIG mode, with a 3g and a 2g.
+// a100s are eight A100s. The first is in MIG mode, with a 3g, and a 2g for two processes.
 func a100s(t *testing.T) (server *migfake.Server, session mig.Session, first string) {
 	t.Helper()
 	server = migfake.Over(dgxa100.New())
@@ -28,9 +28,11 @@ func a100s(t *testing.T) (server *migfake.Server, session mig.Session, first str
 	gpus, err := session.GPUs()
 	must.OK(t, err)
 	first = gpus[0].UUID
-	steps, err := mig.Steps(gpus, []mig.Placement{{GPU: first, Profile: "2g.10gb", Start: 0}, {GPU: first, Profile: "3g.20gb", Start: 4}})
-	must.OK(t, err)
-	must.OK(t, mig.Do(session, steps, nil))
+	for _, step := range gpus[0].Steps([]mig.Instance{
+		{Profile: "2g.10gb", Size: 2, Compute: []mig.Compute{{Slices: 1}, {Slices: 1}}}, {Profile: "3g.20gb", Start: 4, Size: 4, Compute: []mig.Compute{{Slices: 3}}},
+	}) {
+		must.OK(t, session.Take(step))
+	}
 	return server, session, first
 }
 
@@ -40,15 +42,16 @@ func cutInto(t *testing.T, session mig.Session) (list []string) {
 	gpus, err := session.GPUs()
 	must.OK(t, err)
 	for _, i := range gpus[0].Instances {
-		list = append(list, fmt.Sprintf("%s at %d", i.Profile, i.Start))
-		if len(i.Compute) != 1 || i.Compute[0].Slices != i.Slices {
-			t.Errorf("%+v is not one device", i)
+		text := fmt.Sprintf("%s at %d of", i.Profile, i.Start)
+		for _, c := range i.Compute {
+			text += fmt.Sprint(" ", c.Slices)
 		}
+		list = append(list, text)
 	}
 	return list
 }
 
-var before = []string{"2g.10gb at 0", "3g.20gb at 4"}
+var before = []string{"2g.10gb at 0 of 1 1", "3g.20gb at 4 of 3"}
 
 func TestInstances(t *testing.T) {
 	server, session, first := a100s(t)
@@ -56,8 +59,8 @@ func TestInstances(t *testing.T) {
 	must.OK(t, err)
 	scale, err := in.Scale()
 	must.OK(t, err)
-	if !slices.Equal(scale.Shares, []int{2, 3}) || scale.Total != 7 {
-		t.Errorf("sizes %v of %d, want those that exist", scale.Shares, scale.Total)
+	if !slices.Equal(scale.Shares, []int{3}) || scale.Total != 7 {
+		t.Errorf("sizes %v of %d, want that of the instance that is one device", scale.Shares, scale.Total)
 	}
 	changes := server.Changes()
 	device, err := in.use(3)
@@ -79,7 +82,7 @@ func TestCutInstances(t *testing.T) {
 	if !slices.Equal(scale.Shares, []int{1, 2, 3, 4, 7}) {
 		t.Errorf("sizes %v, want all", scale.Shares)
 	}
-	for gpcs, want := range map[int]string{7: "7g.40gb at 0", 1: "1g.5gb at 0", 4: "4g.20gb at 0"} {
+	for gpcs, want := range map[int]string{7: "7g.40gb at 0 of 7", 1: "1g.5gb at 0 of 1", 4: "4g.20gb at 0 of 4"} {
 		device, err := in.use(gpcs)
 		if err != nil || !strings.HasPrefix(device, "MIG-") || !slices.Equal(cutInto(t, session), []string{want}) {
 			t.Errorf("%d GPCs: device %q, %v; cut into %v", gpcs, device, err, cutInto(t, session))
@@ -90,10 +93,9 @@ func TestCutInstances(t *testing.T) {
 		t.Errorf("cut into %v, want as before: %v", got, before)
 	}
 
-	// The first change that destroys, or creates, something fails.
-	for nth := 1; nth <= 6; nth++ {
+	for nth := 1; nth <= 7; nth++ { // of the steps that destroy and create something
 		server.FailAt(nth, lib.ERROR_UNKNOWN)
-		if _, err := in.use(7); err == nil || !strings.Contains(err.Error(), "as before") && nth > 1 {
+		if _, err := in.use(7); !errors.Is(err, lib.ERROR_UNKNOWN) {
 			t.Errorf("change %d fails: %v", nth, err)
 		}
 		must.OK(t, in.Close())
@@ -104,7 +106,7 @@ func TestCutInstances(t *testing.T) {
 	_, err = in.use(7)
 	must.OK(t, err)
 	server.Run(0, 0, true)
-	if err := in.Close(); !errors.Is(err, mig.ErrInUse) || !strings.Contains(err.Error(), "undo by hand") {
+	if err := in.Close(); !errors.Is(err, mig.ErrInUse) || !strings.Contains(err.Error(), "cut it by hand, as before") {
 		t.Errorf("a process that stays in an instance: %v", err)
 	}
 	server.Run(0, 0, false)

@@ -1,21 +1,9 @@
-// Package mig divides GPUs into MIG instances. It computes all changes before it makes
-// the first one.
+// Package mig divides GPUs into MIG instances. Session.GPUs lists the GPUs: their
+// placement tables and their observed instances (GPU, Instance). GPU.Steps returns the
+// changes to other instances, and Session.Take takes one.
 //
-// A change takes four steps:
-//
-//  1. Session.GPUs lists the GPUs: their placement tables and their observed instances
-//     (GPU, Instance). Blank returns GPUs that do not exist, for a plan that is only
-//     looked at.
-//  2. The caller says which instances it wants (Placement, the desired state).
-//  3. Steps compares the two and returns the changes in order. It is pure, and refuses
-//     everything that a GPU would refuse.
-//  4. Do takes the steps one after the other. If one fails, it undoes those before it, in
-//     reverse. Failure says which steps were done, undone and left.
-//
-// On a GPU with a desired state, desired instances that exist are not touched, and all
-// others are destroyed. GPUs without a desired state do not change. An instance in
-// which a process runs is never destroyed: the driver refuses, and the change stops.
-// The package does not switch MIG mode, since that resets the GPU and ends everything
+// An instance in which a process runs is never destroyed: the driver refuses. The
+// package does not switch MIG mode, since that resets the GPU and ends everything
 // that runs on it. It asks the operator to do so (Step of Op EnableMode).
 //
 // Positions are memory slices, as NVML counts them. An A100 has eight. A 3g.40gb takes
@@ -39,10 +27,7 @@ import (
 // ErrMode is returned for a GPU on which MIG mode is off.
 var ErrMode = errors.New("MIG mode is off")
 
-// errNoGPU is returned for a Placement on a GPU that does not exist or has no MIG.
-var errNoGPU = errors.New("no such GPU with MIG")
-
-// ErrNoProfile is returned for a Placement whose profile the GPU does not have.
+// ErrNoProfile is the error for a profile that the GPU does not have.
 var ErrNoProfile = errors.New("no such profile")
 
 // ErrPlacement is returned for a profile at a place where it cannot start.
@@ -50,9 +35,6 @@ var ErrPlacement = errors.New("a profile cannot start there")
 
 // ErrInUse is returned for an instance that cannot be destroyed because a process runs in it.
 var ErrInUse = errors.New("a process runs in it, or a compute instance is left")
-
-// errOverlap is returned if two instances need the same memory slice.
-var errOverlap = errors.New("two instances want the same slot")
 
 // A GPU is a GPU with MIG, and how it is divided now.
 type GPU struct {
@@ -108,21 +90,10 @@ func (i Instance) IsComplete() bool { return len(i.Compute) == 1 && i.Compute[0]
 // Compute is a compute instance: the part of a GPU instance that a process sees.
 type Compute struct{ ID, Slices int }
 
-// Placement is a desired instance: its profile and its place. It gets one compute
-// instance of its full size.
-type Placement struct {
-	// GPU is the GPU's UUID.
-	GPU string
-	// Profile is the profile's name, such as "3g.40gb".
-	Profile string
-	// Start is the first memory slice.
-	Start int
-}
-
 // Op is what a step does.
 type Op int
 
-// The kinds of steps. EnableMode is for the operator: Do refuses it.
+// The kinds of steps. EnableMode is for the operator: Take refuses it.
 const (
 	EnableMode Op = iota
 	DestroyCompute
@@ -188,141 +159,53 @@ type Session interface {
 	Take(Step) error
 }
 
-// Blank returns n GPUs that do not exist, in MIG mode and not divided, with these
-// profiles. Their UUIDs are "gpu-0", "gpu-1", ...
-func Blank(n int, name string, profiles []Profile) []GPU {
-	gpus := make([]GPU, n)
-	for i := range gpus {
-		gpus[i] = GPU{Index: i, UUID: fmt.Sprintf("gpu-%d", i), Name: name, MIG: true, Profiles: profiles}
-	}
-	return gpus
-}
-
-// Steps returns the changes after which every GPU with desired instances has those and
-// no others. They go GPU by GPU in the order of gpus. On each GPU, instances that are
-// not desired are destroyed first, from the left. Then the missing ones are created,
-// larger ones first. Steps does not touch a desired instance that exists as a whole. If
-// a desired GPU instance exists, but not with a single compute instance of its full
-// size, the GPU instance stays.
-//
-// The error is one of the package's, with the GPU, the profile, the place, and what
-// would be right.
-func Steps(gpus []GPU, wanted []Placement) ([]Step, error) {
-	for _, w := range wanted {
-		if !slices.ContainsFunc(gpus, func(g GPU) bool { return g.UUID == w.GPU }) {
-			var have []string
-			for _, g := range gpus {
-				have = append(have, g.UUID)
-			}
-			if len(have) == 0 {
-				return nil, fmt.Errorf("%s at slot %d: %q: %w; there is none", w.Profile, w.Start, w.GPU, errNoGPU)
-			}
-			return nil, fmt.Errorf("%s at slot %d: %q: %w; there are: %s", w.Profile, w.Start, w.GPU, errNoGPU, strings.Join(have, ", "))
-		}
-	}
-	var steps []Step
-	for _, g := range gpus {
-		var mine []Placement
-		for _, w := range wanted {
-			if w.GPU == g.UUID {
-				mine = append(mine, w)
-			}
-		}
-		if len(mine) == 0 {
-			continue
-		}
-		s, err := g.steps(mine)
-		if err != nil {
-			return nil, err
-		}
-		steps = append(steps, s...)
-	}
-	return steps, nil
-}
-
-// steps is Steps for one GPU.
-func (g GPU) steps(wanted []Placement) ([]Step, error) {
-	missing, err := g.lay(wanted)
-	if err != nil {
-		return nil, err
-	}
-	var steps []Step
-	if !g.MIG {
-		steps = append(steps, Step{Op: EnableMode, GPU: g.UUID, Index: g.Index})
-	}
+// Steps returns the changes after which the GPU has these instances, and no others. Those that are not wanted are
+// destroyed first. An instance that exists with as many compute instances of the same sizes stays. The ids and UUIDs of
+// wanted instances do not matter: the driver chooses them.
+func (g GPU) Steps(wanted []Instance) (steps []Step) {
 	for _, i := range g.Instances {
-		at := slices.IndexFunc(missing, func(s Step) bool { return s.Start == i.Start && s.Profile == i.Profile })
-		if at >= 0 && i.IsComplete() {
-			missing = slices.Delete(missing, at, at+1)
-			continue
+		if !slices.ContainsFunc(wanted, i.equal) {
+			for _, c := range i.Compute {
+				steps = append(steps, g.newStep(DestroyCompute, i, c))
+			}
+			steps = append(steps, g.newStep(DestroyInstance, i, Compute{}))
 		}
-		about := g.newStep(i)
-		for _, c := range i.Compute {
-			about.Op, about.Compute = DestroyCompute, c
-			steps = append(steps, about)
-		}
-		about.Compute = Compute{}
-		if at >= 0 { // the GPU instance stays
-			about.Op, about.Compute = CreateCompute, Compute{Slices: i.Slices}
-			steps = append(steps, about)
-			missing = slices.Delete(missing, at, at+1)
-			continue
-		}
-		about.Op = DestroyInstance
-		steps = append(steps, about)
 	}
-	for _, s := range missing {
-		whole := s.Compute
-		s.Op, s.Compute = CreateInstance, Compute{}
-		steps = append(steps, s)
-		s.Op, s.Compute = CreateCompute, whole
-		steps = append(steps, s)
+	for _, i := range wanted {
+		if !slices.ContainsFunc(g.Instances, i.equal) {
+			steps = append(steps, g.newStep(CreateInstance, i, Compute{}))
+			for _, c := range i.Compute {
+				steps = append(steps, g.newStep(CreateCompute, i, Compute{Slices: c.Slices}))
+			}
+		}
 	}
-	return steps, nil
+	return steps
 }
 
-// lay checks the desired instances against the GPU's table. It returns them as steps
-// whose Compute is the whole instance, larger ones first.
-func (g GPU) lay(wanted []Placement) ([]Step, error) {
-	var laid []Step
-	taken := map[int]string{}
-	for _, w := range wanted {
-		at := slices.IndexFunc(g.Profiles, func(p Profile) bool { return p.Name == w.Profile })
-		if at < 0 {
-			var have []string
-			for _, p := range g.Profiles {
-				have = append(have, p.Name)
-			}
-			return nil, fmt.Errorf("%s at slot %d of %v, %s: %w; there are: %s", w.Profile, w.Start, g, g.Name, ErrNoProfile, strings.Join(have, ", "))
-		}
-		p := g.Profiles[at]
-		if !slices.Contains(p.Starts, w.Start) {
-			return nil, fmt.Errorf("%s at slot %d of %v: %w; it can start at %s", w.Profile, w.Start, g, ErrPlacement, list(p.Starts))
-		}
-		what := fmt.Sprintf("%s at slot %d", w.Profile, w.Start)
-		for slot := w.Start; slot < w.Start+p.Size; slot++ {
-			if other, ok := taken[slot]; ok {
-				return nil, fmt.Errorf("%s of %v: %w: slot %d is that of %s, too; %s takes %s", what, g, errOverlap, slot, other, w.Profile, slots(w.Start, p.Size))
-			}
-			taken[slot] = what
-		}
-		laid = append(laid, Step{GPU: g.UUID, Index: g.Index, Profile: p.Name, Number: p.Number,
-			Start: w.Start, Size: p.Size, Compute: Compute{Slices: p.Slices}})
-	}
-	slices.SortFunc(laid, func(a, b Step) int {
-		if a.Compute.Slices != b.Compute.Slices {
-			return b.Compute.Slices - a.Compute.Slices
-		}
-		return a.Start - b.Start
-	})
-	return laid, nil
+// equal reports whether the GPU cannot tell two instances apart, except by their ids.
+func (i Instance) equal(j Instance) bool {
+	return i.Profile == j.Profile && i.Start == j.Start && slices.EqualFunc(i.Compute, j.Compute, func(a, b Compute) bool { return a.Slices == b.Slices })
 }
 
-// newStep returns a step for an instance; the caller sets Op.
-func (g GPU) newStep(i Instance) Step {
-	s := Step{GPU: g.UUID, Index: g.Index, Profile: i.Profile, Start: i.Start, Size: i.Size}
+func (g GPU) newStep(op Op, i Instance, c Compute) Step {
+	s := Step{Op: op, GPU: g.UUID, Index: g.Index, Profile: i.Profile, Start: i.Start, Size: i.Size, Compute: c}
 	if at := slices.IndexFunc(g.Profiles, func(p Profile) bool { return p.Name == i.Profile }); at >= 0 {
 		s.Number = g.Profiles[at].Number
+	}
+	return s
+}
+
+// Inverse returns the step that undoes a step.
+func (s Step) Inverse() Step {
+	switch s.Op {
+	case DestroyCompute:
+		s.Op = CreateCompute
+	case CreateCompute:
+		s.Op = DestroyCompute
+	case DestroyInstance:
+		s.Op = CreateInstance
+	case CreateInstance:
+		s.Op = DestroyInstance
 	}
 	return s
 }

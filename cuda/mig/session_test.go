@@ -49,19 +49,26 @@ func list(t failer, s mig.Session) []mig.GPU {
 	return gpus
 }
 
-// apply changes a machine to the desired state.
-func apply(t failer, s mig.Session, wanted []mig.Placement) error {
+// apply divides a GPU into these instances.
+func apply(t failer, s mig.Session, gpu int, wanted []mig.Instance) error {
 	t.Helper()
-	steps, err := mig.Steps(list(t, s), wanted)
-	must.OK(t, err)
-	return mig.Do(s, steps, nil)
+	for _, step := range list(t, s)[gpu].Steps(wanted) {
+		if err := s.Take(step); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// places returns the placements of a GPU's instances, without their ids.
-func places(g mig.GPU) []mig.Placement {
-	var list []mig.Placement
+// instance is one that processes see as one device.
+func instance(profile string, start, size, slices int) mig.Instance {
+	return mig.Instance{Profile: profile, Slices: slices, Start: start, Size: size, Compute: []mig.Compute{{Slices: slices}}}
+}
+
+// places returns a GPU's instances without their ids.
+func places(g mig.GPU) (list []mig.Instance) {
 	for _, i := range g.Instances {
-		list = append(list, mig.Placement{GPU: g.UUID, Profile: i.Profile, Start: i.Start})
+		list = append(list, instance(i.Profile, i.Start, i.Size, i.Compute[0].Slices))
 	}
 	return list
 }
@@ -86,52 +93,45 @@ func TestPlacementTable(t *testing.T) {
 	}
 }
 
-func TestDo(t *testing.T) {
+func TestSteps(t *testing.T) {
 	_, s := dgx(t, 0, 1)
-	gpus := list(t, s)
-	wanted := []mig.Placement{
-		{gpus[0].UUID, "2g.10gb", 0}, {gpus[0].UUID, "1g.5gb", 3}, {gpus[0].UUID, "3g.20gb", 4},
-		{gpus[1].UUID, "7g.40gb", 0},
-	}
-	must.OK(t, apply(t, s, wanted))
-	gpus = list(t, s)
-	if got := append(places(gpus[0]), places(gpus[1])...); !slices.Equal(got, wanted) {
-		t.Errorf("cut into %+v", got)
-	}
-	for _, i := range append(gpus[0].Instances, gpus[1].Instances...) {
-		if len(i.Compute) != 1 || i.Compute[0].Slices != i.Slices || !strings.HasPrefix(i.UUID, "MIG-") {
-			t.Errorf("%+v is not one device", i)
+	for gpu, wanted := range [][]mig.Instance{
+		{instance("2g.10gb", 0, 2, 2), instance("1g.5gb", 3, 1, 1), instance("3g.20gb", 4, 4, 3)},
+		{instance("7g.40gb", 0, 8, 7)},
+	} {
+		must.OK(t, apply(t, s, gpu, wanted))
+		g := list(t, s)[gpu]
+		if got := places(g); !reflect.DeepEqual(got, wanted) {
+			t.Errorf("cut into %+v", got)
 		}
-	}
-	if steps, err := mig.Steps(gpus, wanted); err != nil || len(steps) != 0 {
-		t.Errorf("a second time there is to do %v, %v", steps, err)
+		for _, i := range g.Instances {
+			if !i.IsComplete() || !strings.HasPrefix(i.UUID, "MIG-") {
+				t.Errorf("%+v is not one device", i)
+			}
+		}
 	}
 }
 
 func TestInstanceInUse(t *testing.T) {
 	server, s := dgx(t, 0)
-	gpu := list(t, s)[0].UUID
-	before := []mig.Placement{{gpu, "3g.20gb", 0}, {gpu, "3g.20gb", 4}}
-	must.OK(t, apply(t, s, before))
+	before := []mig.Instance{instance("3g.20gb", 0, 4, 3), instance("3g.20gb", 4, 4, 3)}
+	must.OK(t, apply(t, s, 0, before))
 	server.Run(0, 4, true)
 	if in := list(t, s)[0].Instances; len(in[0].PIDs) != 0 || len(in[1].PIDs) != 1 || in[0].UUID == in[1].UUID {
 		t.Errorf("%+v, want a process in the second", in)
 	}
-	err := apply(t, s, []mig.Placement{{gpu, "7g.40gb", 0}})
-	var f *mig.Failure
-	if !errors.As(err, &f) || !errors.Is(err, lib.ERROR_IN_USE) || !errors.Is(err, mig.ErrInUse) || f.UndoErr != nil || len(f.Left) != 0 {
+	seven := []mig.Instance{instance("7g.40gb", 0, 8, 7)}
+	err := apply(t, s, 0, seven)
+	if !errors.Is(err, lib.ERROR_IN_USE) || !errors.Is(err, mig.ErrInUse) {
 		t.Fatalf("%v", err)
 	}
-	for _, want := range []string{"destroy compute instance 0 (3 slices) of 3g.20gb in slots 4–7 of GPU 0 (" + gpu, "end the process", "the 2 steps before it were undone"} {
+	for _, want := range []string{"destroy compute instance 0 (3 slices) of 3g.20gb in slots 4–7 of GPU 0 (GPU-", "end the process"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q:\n%v", want, err)
 		}
 	}
-	if got := places(list(t, s)[0]); !slices.Equal(got, before) {
-		t.Errorf("cut into %+v", got)
-	}
 	server.Run(0, 4, false)
-	if err := apply(t, s, []mig.Placement{{gpu, "7g.40gb", 0}}); err != nil {
+	if err := apply(t, s, 0, seven); err != nil {
 		t.Errorf("after its end: %v", err)
 	}
 }
@@ -139,7 +139,7 @@ func TestInstanceInUse(t *testing.T) {
 func TestDriverErrors(t *testing.T) {
 	_, s := dgx(t, 0)
 	gpu := list(t, s)[0].UUID
-	must.OK(t, apply(t, s, []mig.Placement{{gpu, "2g.10gb", 2}}))
+	must.OK(t, apply(t, s, 0, []mig.Instance{instance("2g.10gb", 2, 2, 2)}))
 	create := mig.Step{Op: mig.CreateInstance, GPU: gpu, Profile: "3g.20gb", Number: 2, Start: 0, Size: 4}
 	for _, c := range []struct {
 		step mig.Step
@@ -166,7 +166,7 @@ func TestDriverErrors(t *testing.T) {
 func TestDoubleMemorySlice(t *testing.T) {
 	_, s := dgx(t, 0)
 	gpu := list(t, s)[0].UUID
-	must.OK(t, apply(t, s, []mig.Placement{{gpu, "4g.20gb", 0}, {gpu, "1g.10gb", 4}, {gpu, "1g.10gb", 6}}))
+	must.OK(t, apply(t, s, 0, []mig.Instance{instance("4g.20gb", 0, 4, 4), instance("1g.10gb", 4, 2, 1), instance("1g.10gb", 6, 2, 1)}))
 	err := s.Take(mig.Step{Op: mig.CreateInstance, GPU: gpu, Profile: "1g.5gb", Number: 0, Start: 5, Size: 1})
 	if !errors.Is(err, lib.ERROR_INSUFFICIENT_RESOURCES) || !strings.Contains(err.Error(), "1g.10gb lies in slots 4–5") {
 		t.Errorf("%v", err)
@@ -202,9 +202,8 @@ func TestOldDriver(t *testing.T) {
 	}
 }
 
-// drawPlacements draws a valid set of instances for a GPU.
-func drawPlacements(t *rapid.T, g mig.GPU, label string) []mig.Placement {
-	var wanted []mig.Placement
+// drawInstances draws a valid set of instances for a GPU.
+func drawInstances(t *rapid.T, g mig.GPU, label string) (wanted []mig.Instance) {
 	left := 7
 	for slot := 0; slot < 8; {
 		var fit []mig.Profile
@@ -218,67 +217,45 @@ func drawPlacements(t *rapid.T, g mig.GPU, label string) []mig.Placement {
 			slot++
 			continue
 		}
-		wanted = append(wanted, mig.Placement{GPU: g.UUID, Profile: fit[pick].Name, Start: slot})
-		slot += fit[pick].Size
-		left -= fit[pick].Slices
+		p := fit[pick]
+		wanted = append(wanted, instance(p.Name, slot, p.Size, p.Slices))
+		slot += p.Size
+		left -= p.Slices
 	}
 	return wanted
 }
 
-// Change from any state to any other. The desired instances exist afterwards, and
-// instances that stay are the same ones as before. If a call is refused half-way, the
-// state is as before.
+// Change from any state to any other, and back from any step at which a call is refused. The desired instances exist
+// afterwards, and instances that stay are the same ones as before.
 func TestStepsProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		server, s := dgx(t, 0, 1)
-		gpus := list(t, s)[:2]
-		var before, after []mig.Placement
-		for _, g := range gpus {
-			before = append(before, drawPlacements(t, g, "before")...)
-			after = append(after, drawPlacements(t, g, "after")...)
-		}
-		must.OK(t, apply(t, s, before))
-		gpus = list(t, s)[:2]
-		steps, err := mig.Steps(gpus, after)
-		must.OK(t, err)
-		failAt := rapid.IntRange(0, len(steps)).Draw(t, "refused") // 0: none
+		server, s := dgx(t, 0)
+		g := list(t, s)[0]
+		before, after := drawInstances(t, g, "before"), drawInstances(t, g, "after")
+		must.OK(t, apply(t, s, 0, before))
+		g = list(t, s)[0]
+		failAt := rapid.IntRange(0, len(g.Steps(after))).Draw(t, "refused") // 0: none
 		if failAt > 0 {
 			server.FailAt(failAt, lib.ERROR_UNKNOWN)
 		}
-		err = mig.Do(s, steps, nil)
-		now := list(t, s)[:2]
-		for k, g := range now {
-			want := filter(after, g.UUID)
-			if failAt > 0 || len(want) == 0 {
-				want = filter(before, g.UUID)
-			}
-			if got := places(g); !slices.Equal(got, want) {
-				t.Fatalf("refused at %d (%v): %v is cut into %v, want %v", failAt, err, g, got, want)
-			}
-			for _, i := range g.Instances {
-				if len(i.Compute) != 1 || i.Compute[0].Slices != i.Slices {
-					t.Fatalf("%+v is not one device", i)
-				}
-				same := slices.ContainsFunc(gpus[k].Instances, func(j mig.Instance) bool { return j.ID == i.ID })
-				was := slices.Contains(before, mig.Placement{GPU: g.UUID, Profile: i.Profile, Start: i.Start})
-				if failAt == 0 && was && !same {
-					t.Fatalf("%+v was there, and was made anew", i)
-				}
-			}
-		}
-		var f *mig.Failure
-		if failAt > 0 != errors.As(err, &f) {
+		if err := apply(t, s, 0, after); failAt > 0 != errors.Is(err, lib.ERROR_UNKNOWN) {
 			t.Fatalf("refused at %d: %v", failAt, err)
 		}
-	})
-}
-
-func filter(list []mig.Placement, gpu string) []mig.Placement {
-	var own []mig.Placement
-	for _, p := range list {
-		if p.GPU == gpu {
-			own = append(own, p)
+		want := after
+		if failAt > 0 {
+			want = before
+			must.OK(t, apply(t, s, 0, before))
 		}
-	}
-	return own
+		now := list(t, s)[0]
+		if got := places(now); !reflect.DeepEqual(got, want) {
+			t.Fatalf("refused at %d: cut into %v, want %v", failAt, got, want)
+		}
+		for _, i := range now.Instances {
+			same := func(j mig.Instance) bool { return j.Profile == i.Profile && j.Start == i.Start }
+			at := slices.IndexFunc(g.Instances, same)
+			if failAt == 0 && at >= 0 && g.Instances[at].ID != i.ID {
+				t.Fatalf("%+v was there, and was made anew", i)
+			}
+		}
+	})
 }

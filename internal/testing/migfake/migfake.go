@@ -35,9 +35,7 @@ func A100s(t *testing.T, n int) *Machine {
 		for _, s := range table.Sizes {
 			profiles = append(profiles, mig.Profile{Name: s.Profile, Slices: s.GPCs, Size: s.Slots, Starts: s.Starts})
 		}
-		g := mig.Blank(1, product, profiles)[0]
-		g.Index, g.UUID = i, fmt.Sprintf("GPU-%s-%d", name, i)
-		m.Has = append(m.Has, g)
+		m.Has = append(m.Has, mig.GPU{Index: i, UUID: fmt.Sprintf("GPU-%s-%d", name, i), Name: product, MIG: true, Profiles: profiles})
 	}
 	return m
 }
