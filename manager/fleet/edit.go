@@ -99,6 +99,11 @@ func (fl *Fleet) noteRestart(c configs.Config) {
 	c.Functions, c.Workers = fl.cfg.Functions, slices.Concat(c.Workers, fl.file.leaving)
 	c.RuntimeDir, c.Log = fl.cfg.RuntimeDir, fl.cfg.Log // flags may have set these
 	c.Resolve(fl.cfg.GPUs)
+	for _, d := range fl.devices {
+		if d.made {
+			c.Devices = append(slices.Clone(c.Devices), configs.DeviceName(d.Device.Name))
+		}
+	}
 	fl.file.needRestart(configs.ChangedKeys(fl.cfg, c), fl.log)
 }
 

@@ -69,7 +69,8 @@ type Fleet struct {
 	functions    functions
 	generations  map[gslice.ID]uint32 // the last ones of removed instances; the orchestrator remembers them
 	orchestrator orchestrator
-	devices      []*device // at least one, as configured
+	devices      []*device // at least one
+	newDevice    func(name string)
 	file         configFile
 	recorder     recorder
 	placements   placement.Policy
@@ -105,10 +106,11 @@ func New(o Options) *Fleet {
 	}
 	fl.orchestrator = orchestrator{link: o.Link, next: []control.DesiredProcess{}, desired: control.Desired{
 		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),
-		Devices: fl.cfg.DeviceNames(), NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
+		NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
 	}}
-	for _, name := range fl.orchestrator.desired.Devices {
-		fl.addDevice(name, &o)
+	fl.newDevice = func(name string) { fl.addDevice(name, &o) }
+	for _, name := range fl.cfg.DeviceNames() {
+		fl.newDevice(name)
 	}
 	return fl
 }

@@ -349,6 +349,11 @@ func (b *nodeBed) report() {
 	if b.cpu {
 		o.Devices = append(o.Devices, control.ObservedDevice{Device: configs.DeviceCPU, Mechanism: "governor"})
 	}
+	for _, name := range b.told.Devices {
+		if strings.HasPrefix(name, "MIG-") {
+			o.Devices = append(o.Devices, control.ObservedDevice{Device: name, Mechanism: b.mechanism, GPU: &control.GPU{UUID: name, SMs: 60}})
+		}
+	}
 	for i := range o.Devices {
 		o.Devices[i].Lost = b.lost[o.Devices[i].Device]
 	}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"reflect"
+	"slices"
 
 	"github.com/penstock/penstock/control"
 )
@@ -16,15 +17,15 @@ type orchestrator struct {
 	next     []control.DesiredProcess // memory for the next desired processes
 }
 
-// publish publishes the desired processes if they have changed. It takes them over.
-func (o *orchestrator) publish(processes []control.DesiredProcess) error {
+// publish publishes the desired processes on devices if either have changed. It takes them over.
+func (o *orchestrator) publish(devices []string, processes []control.DesiredProcess) error {
 	o.next = processes
-	if o.desired.Seq != 0 && reflect.DeepEqual(processes, o.desired.Processes) {
+	if o.desired.Seq != 0 && slices.Equal(devices, o.desired.Devices) && reflect.DeepEqual(processes, o.desired.Processes) {
 		return nil
 	}
 	desired := o.desired
 	desired.Seq++
-	desired.Processes = processes
+	desired.Devices, desired.Processes = devices, processes
 	if err := o.link.Publish(desired); err != nil {
 		return err
 	}
@@ -54,7 +55,11 @@ func (o *orchestrator) checkAlive() (stopped bool) {
 func (fl *Fleet) publish() {
 	processes := fl.orchestrator.next[:0]
 	fl.functions.eachInstance(func(in *instance) { processes = in.desire(processes) })
-	if err := fl.orchestrator.publish(processes); err != nil { // the next step tries again
+	devices := make([]string, 0, len(fl.devices))
+	for _, d := range fl.devices {
+		devices = append(devices, d.Device.Name)
+	}
+	if err := fl.orchestrator.publish(devices, processes); err != nil { // the next step tries again
 		fl.log.Error().Err(err).Msg("cannot publish desired state")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
@@ -131,9 +132,9 @@ func (fl *Fleet) segments(c *control.FunctionPlacement) (want []placed, err erro
 	for _, s := range c.Segments {
 		share, twice := shares[s.Device]
 		switch {
-		case !slices.Contains(fl.orchestrator.desired.Devices, s.Device):
-			return nil, fmt.Errorf("device %q is not one of the node's, which are %v", s.Device, fl.orchestrator.desired.Devices)
-		case fl.device(s.Device).lost != "":
+		case !fl.has(s.Device):
+			return nil, fmt.Errorf("device %q is not one of the node's, which are %v", s.Device, fl.cfg.DeviceNames())
+		case fl.device(s.Device) != nil && fl.device(s.Device).lost != "":
 			return nil, fmt.Errorf("device %s is lost: %s", s.Device, fl.device(s.Device).lost)
 		case s.Processes < 1 || s.Processes > configs.MaxInstances-len(want):
 			return nil, fmt.Errorf("%d processes on device %s; want at least 1, and at most %d on all devices", s.Processes, s.Device, configs.MaxInstances)
@@ -146,6 +147,33 @@ func (fl *Fleet) segments(c *control.FunctionPlacement) (want []placed, err erro
 		want = append(want, slices.Repeat([]placed{{s.Device, s.SharePercent}}, s.Processes)...)
 	}
 	return want, nil
+}
+
+// has reports whether the node has a device, or may have it: plans of a node with `mig: manage` make MIG instances.
+func (fl *Fleet) has(name string) bool {
+	return fl.device(name) != nil || fl.cfg.MIG == configs.MIGManage && len(fl.cfg.Devices) > 0 && strings.HasPrefix(name, "MIG-")
+}
+
+// obtain adds a device that the node does not have yet. It reports whether the node has it now.
+func (fl *Fleet) obtain(name string) bool {
+	if fl.device(name) == nil && fl.has(name) {
+		fl.newDevice(name)
+		fl.device(name).made = true
+		fl.cfg.Devices = append(slices.Clone(fl.cfg.Devices), configs.DeviceName(name))
+	}
+	return fl.device(name) != nil
+}
+
+// dropDevices drops the devices that were made for orders, and that no instance uses any more, so that they can be destroyed.
+func (fl *Fleet) dropDevices() {
+	fl.devices = slices.DeleteFunc(fl.devices, func(d *device) bool {
+		if !d.made || slices.ContainsFunc(fl.functions, func(f *function) bool { return f.instances.on(d) }) {
+			return false
+		}
+		d.Sharing.Close()
+		fl.cfg.Devices = slices.DeleteFunc(slices.Clone(fl.cfg.Devices), func(n configs.DeviceName) bool { return string(n) == d.Device.Name })
+		return true
+	})
 }
 
 // checkPlaced returns an error if a function cannot have these instances.
@@ -163,7 +191,7 @@ func (fl *Fleet) checkPlaced(c *control.FunctionPlacement, want []placed) (err e
 	}
 	allowed := fl.cfg.DevicesOf(&config)
 	for _, in := range want {
-		if !slices.Contains(allowed, in.Device) {
+		if len(config.Devices) > 0 && !slices.Contains(allowed, in.Device) {
 			return fmt.Errorf("it may not use device %s; want one of %v, as its configuration says", in.Device, allowed)
 		}
 	}
@@ -217,7 +245,7 @@ func (f *function) align(want []placed) []placed {
 func (f *function) spread(want []placed) (err error) {
 	for i, w := range want {
 		switch {
-		case !slices.Contains(f.fleet.orchestrator.desired.Devices, w.Device):
+		case !f.fleet.obtain(w.Device):
 			err = errors.Join(err, fmt.Errorf("device %s is not one of the node's", w.Device))
 			continue
 		case i >= len(f.instances):
@@ -275,6 +303,7 @@ func (fl *Fleet) advancePlacing() {
 	}
 	if ends {
 		fl.placing = nil
+		fl.dropDevices()
 		fl.keep()
 		p.done(p.err)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
 )
@@ -197,4 +198,29 @@ func TestPlaceRefused(t *testing.T) {
 	if b.told.Seq != before.Seq {
 		t.Errorf("something was changed: %+v", b.told.Processes)
 	}
+}
+
+// A plan may cut MIG instances: they are devices of the node as long as an order uses them.
+func TestPlaceOnMIG(t *testing.T) {
+	const instance = "MIG-1"
+	b := newTwoGPUs(t)
+	b.cfg.Shares.Change = configs.ChangeShadow
+	b.turns()
+	must.OK(t, b.add(named("a", 20)))
+	b.turns()
+	order := placements(control.FunctionPlacement{Name: "a", Segments: []control.PlacedSegment{{Device: instance, Processes: 2}}})
+	if _, err := b.Place(order); err == nil || !strings.Contains(err.Error(), `"MIG-1" is not one of the node's`) {
+		t.Errorf("without `mig: manage`: %v", err)
+	}
+	b.cfg.MIG, b.cfg.Devices = configs.MIGManage, []configs.DeviceName{"cuda", "cuda:1"}
+	must.OK(t, b.ends(must.Get(b.Place(order))(t), "a"))
+	if on := b.instancesOn("a"); !slices.Equal(on, []string{instance, instance}) || !slices.Contains(b.told.Devices, instance) {
+		t.Errorf("a serves on %v of %v", on, b.told.Devices)
+	}
+	must.OK(t, b.ends(must.Get(b.Place(placements(segments("a", 1, 0))))(t), "a"))
+	b.turn()
+	if want := []string{"cuda", "cuda:1"}; !slices.Equal(b.told.Devices, want) || !slices.Equal(b.cfg.DeviceNames(), want) {
+		t.Errorf("devices %v and %v, want no instance", b.told.Devices, b.cfg.DeviceNames())
+	}
+	b.has("a", 1, 0)
 }

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"cmp"
-	"slices"
 	"time"
 
 	"github.com/penstock/penstock/configs"
@@ -31,6 +30,7 @@ type device struct {
 	started   time.Time
 	log       zerolog.Logger
 	seen      []sharing.Function // of the last snapshot that was decided about; the next one uses its memory
+	made      bool               // for an order: it is not in the configuration
 	lost      string             // why the device can run nothing any more; empty: it works
 	faults    faults
 }
@@ -186,9 +186,14 @@ func (f *function) setPercent(percent float64) {
 	}
 }
 
-// device returns the device of that name, which is one of the node's.
+// device returns the device of that name; nil if the node has none.
 func (fl *Fleet) device(name string) *device {
-	return fl.devices[slices.IndexFunc(fl.devices, func(d *device) bool { return d.Device.Name == name })]
+	for _, d := range fl.devices {
+		if d.Device.Name == name {
+			return d
+		}
+	}
+	return nil
 }
 
 // decide lets package sharing decide about all devices.

@@ -87,6 +87,7 @@ func (t *turns) close() {
 	for _, file := range t.files {
 		file.Close()
 	}
+	clear(t.holders) // a process may leave after the device
 }
 
 // Admission is what a process gets to share the device with others.
