@@ -104,6 +104,14 @@ functions:
 		t.Errorf("answers %s, and %s", got, others)
 	}
 
+	for i := range 2 {
+		run := []string{"run", "--runtime-dir", nd.Dir, "--device", fmt.Sprintf("cuda:%d", i), "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"}
+		out, err := exec.CommandContext(nodetest.Context(t), penstock, run...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), cudafake.UUID(i)+"\n") {
+			t.Errorf("a guest on device %d: %v, %s", i, err, out)
+		}
+	}
+
 	status, err := nd.Status()
 	must.OK(t, err)
 	for i, sms := range []int{132, 116} {
@@ -113,7 +121,7 @@ functions:
 		}
 	}
 	list, err := exec.CommandContext(nodetest.Context(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
-	if err != nil || !strings.Contains(string(list), "fn") || !strings.Contains(string(list), "other") {
+	if err != nil || !strings.Contains(string(list), "Penstock Fake 0 ("+cudafake.UUID(0)) || !strings.Contains(string(list), "Penstock Fake 1 ("+cudafake.UUID(1)) {
 		t.Errorf("if list says %v\n%s", err, list)
 	}
 	nodetest.Settled(t, nd, "fn")
@@ -160,7 +168,7 @@ functions:
 	t.Logf("fn serves %v after its GPU is gone", time.Since(began).Round(time.Millisecond))
 	nodetest.Send(t, c, small, 300, 100, 2*time.Millisecond)
 	got.Wait(400)
-	// What was on the GPU fails, and the slots may be full until the next process serves.
+	// Requests on the GPU fail, and the slots may be full until the next process serves.
 	if rest := 400 - got.By[client.StatusOK] - got.By[client.StatusBusy]; got.Lost > 0 || got.Wrong > 0 || rest > 2*16 || got.By[client.StatusOK] < 200 {
 		t.Errorf("answers %s", got)
 	}
