@@ -157,11 +157,6 @@ func (s *supervisor) sweep() {
 func (d *device) note(now gpu.State) {
 	died, worked := d.Opened && now.Losses > d.Losses, d.Lost == ""
 	d.State, d.reported = now, true
-	for _, other := range d.s.devices {
-		if other != d && d.onGPU() && other.onGPU() && other.UUID == d.UUID {
-			d.Err = fmt.Errorf("open device %s: it is the same GPU as device %s; name each once", d.Device, other.Device)
-		}
-	}
 	if d.Err != nil {
 		d.s.target.ending = true // no process can run without the device
 		return

@@ -112,7 +112,7 @@ func TestBackoffPerDevice(t *testing.T) {
 
 // A device that cannot be opened, or is another one, ends the node with an error that names it.
 func TestDeviceUnusable(t *testing.T) {
-	for wrong, want := range map[string]string{"cuda:7": `open device cuda:7`, "GPU-1": "the same GPU as device"} {
+	for wrong, want := range map[string]string{"cuda:7": `open device cuda:7`, "GPU-1": "it is claimed"} {
 		t.Run(wrong, func(t *testing.T) {
 			runNode(t, nil, func(n *node) {
 				n.desired.Devices = []string{"cuda", wrong}

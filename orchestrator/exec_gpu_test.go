@@ -37,6 +37,7 @@ func fakeGPUs(t *testing.T) {
 	must.OK(t, err)
 	t.Setenv("PATH", filepath.Dir(programs.Control())+":"+os.Getenv("PATH"))
 	t.Setenv("PENSTOCK_LIBCUDA", library)
+	t.Setenv(gpu.LocksVariable, dir)
 	t.Setenv("PENSTOCK_LIBNVML", "/nowhere/libnvidia-ml.so.1")
 	// The processes must not inherit a value that an operator has set.
 	t.Setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")

@@ -42,10 +42,11 @@ type fakeMachine struct {
 
 	mu      sync.Mutex
 	daemons []*fakeMPS
+	claimed map[string]bool
 }
 
 func newFakeMachine() *fakeMachine {
-	return &fakeMachine{gpus: fakenvml.New(
+	return &fakeMachine{claimed: map[string]bool{}, gpus: fakenvml.New(
 		nvml.Device{UUID: fakeGPU.UUID, Name: fakeGPU.Name, MemoryBytes: fakeGPU.MemoryBytes},
 		nvml.Device{UUID: smallGPU.UUID, Name: smallGPU.Name, MemoryBytes: smallGPU.MemoryBytes},
 	)}
@@ -68,6 +69,21 @@ func (m *fakeMachine) Find(name string) (gpu.Found, error) {
 		return smallGPU, nil
 	}
 	return gpu.Found{}, fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
+}
+
+// Claim is that of one node.
+func (m *fakeMachine) Claim(uuid string) (release func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.claimed[uuid] {
+		return nil, errors.New("it is claimed")
+	}
+	m.claimed[uuid] = true
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.claimed, uuid)
+	}, nil
 }
 
 func (m *fakeMachine) Session() (nvml.Session, error) { return m.gpus, m.noNVML }
@@ -126,6 +142,9 @@ func (m *fakeMachine) check(t *testing.T) {
 		if !d.closed {
 			t.Error("an MPS daemon is left")
 		}
+	}
+	if len(m.claimed) > 0 {
+		t.Errorf("claims are left: %v", m.claimed)
 	}
 }
 

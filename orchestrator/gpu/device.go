@@ -34,6 +34,8 @@ const (
 type Machine interface {
 	// Find makes no context on the device.
 	Find(name string) (Found, error)
+	// Claim makes the GPU this node's until release. Its error is one line that names the node that has it.
+	Claim(uuid string) (release func(), err error)
 	Session() (nvml.Session, error)
 	StartMPS(context.Context, mps.Options) (Daemon, error)
 	// Priorities returns whether stream priorities hold between processes on a GPU with MPS.
@@ -125,6 +127,10 @@ func (m Here) StartMPS(ctx context.Context, o mps.Options) (Daemon, error) {
 	if err != nil {
 		return nil, err // avoids a nil *Daemon in the interface
 	}
+	for _, s := range mps.Strangers(o.Dir, o.UUID) {
+		o.Log.Warn().Int("pid", s.PID).Str("folder", s.Folder).Str("end_it", s.Quit()).
+			Msg("another MPS daemon may have the GPU; its clients and the functions then take turns, without enforced shares")
+	}
 	return d, nil
 }
 
@@ -197,8 +203,9 @@ type Device struct {
 	ends    map[int]end  // of processes that NVML may still list, by process id; see Follow
 
 	// Owned by run.
-	counted bool // NVML has known the device
-	hadMPS  bool // MPS has run on it
+	release func() // gives up the claim; nil before there is one
+	counted bool   // NVML has known the device
+	hadMPS  bool   // MPS has run on it
 }
 
 // end is the end of a process whose memory may not be free yet.
@@ -276,7 +283,11 @@ func (d *Device) Close() {
 }
 
 func (d *Device) run(ctx context.Context) {
-	defer d.closeDaemon()
+	defer func() {
+		if d.closeDaemon(); d.release != nil {
+			d.release()
+		}
+	}()
 	var last State // of the device when it worked
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		s, session := d.open(ctx)
@@ -411,6 +422,12 @@ func (d *Device) open(ctx context.Context) (State, nvml.Session) {
 		}
 		s.Err = fmt.Errorf("open device %s: %w", d.Options.Device, s.Err)
 		return s, nil
+	}
+	if d.release == nil {
+		if d.release, s.Err = d.machine.Claim(s.UUID); s.Err != nil {
+			s.Err = fmt.Errorf("open device %s: %w", d.Options.Device, s.Err)
+			return s, nil
+		}
 	}
 	session, err := d.machine.Session()
 	if err != nil {

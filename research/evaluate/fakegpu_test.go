@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/mpsfake"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nulltest"
+	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // fakeGPU builds the fake driver and the fake MPS programs, once per test binary.
@@ -44,7 +45,7 @@ func onFakeGPU(t *testing.T, figure string) Options {
 	dir := filepath.Dir(driver)
 	cache, err := cudafake.Cache(dir)
 	must.OK(t, err)
-	for _, pair := range []string{cache, cudafake.Library(driver), cudafake.Env(cudafake.Memory(64 << 30)), "PATH=" + dir + ":" + os.Getenv("PATH")} {
+	for _, pair := range []string{cache, cudafake.Library(driver), cudafake.Env(cudafake.Memory(64 << 30)), gpu.LocksVariable + "=" + t.TempDir(), "PATH=" + dir + ":" + os.Getenv("PATH")} {
 		name, value, _ := strings.Cut(pair, "=")
 		t.Setenv(name, value)
 	}

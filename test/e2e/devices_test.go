@@ -271,3 +271,26 @@ func TestAllDevices(t *testing.T) {
 		}
 	}
 }
+
+// A GPU has one node. Another node that wants it ends, and says which node has the GPU.
+func TestBusyDevice(t *testing.T) {
+	t.Parallel()
+	environment, _ := severalGPUs(t, cudafake.Devices(2))
+	card := nodetest.Card(t, "digest", small)
+	text := func(devices string) string {
+		return fmt.Sprintf("devices: %s\nfunctions: [{name: fn, model: %s, port: 0}]\n", devices, card)
+	}
+	nd := start(t, text("[cuda:0]"), environment...)
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
+
+	config := filepath.Join(t.TempDir(), "other.yaml")
+	must.OK(t, os.WriteFile(config, []byte("gateway: off\nhttp: 127.0.0.1:0\n"+text("[cuda:1, cuda:0]")), 0o600))
+	up := exec.CommandContext(nodetest.Context(t), penstock, "up", "--config", config, "--runtime-dir", filepath.Join(t.TempDir(), "run"))
+	up.Env = append(os.Environ(), environment...)
+	out, err := up.CombinedOutput()
+	want := fmt.Sprintf("open device cuda:0: another node has %s: process %d, with runtime folder", cudafake.UUID(0), nodetest.Child(t, nd, "orchestrator"))
+	if err == nil || strings.Count(string(out), want) != 1 {
+		t.Errorf("the other node: %v, want one line with %q:\n%s", err, want, out)
+	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
+}

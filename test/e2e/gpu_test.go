@@ -20,6 +20,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // A whole node on a simulated GPU: a fake driver library in every process, and
@@ -58,7 +59,7 @@ func withGPU(t *testing.T, mps bool) []string {
 	// On an H200 a process takes half a gigabyte before it does anything.
 	cache, err := cudafake.Cache(filepath.Dir(driver))
 	must.OK(t, err)
-	environment := []string{cudafake.Library(driver), cudafake.Env(cudafake.Memory(16 << 30)), cache}
+	environment := []string{cudafake.Library(driver), cudafake.Env(cudafake.Memory(16 << 30)), cache, gpu.LocksVariable + "=" + t.TempDir()}
 	if mps {
 		environment = append(environment, "PATH="+filepath.Dir(driver)+":"+os.Getenv("PATH"))
 	}
