@@ -214,7 +214,7 @@ func TestGPUFault(t *testing.T) {
 	if bad.Lost > 0 || bad.By[client.StatusFailed] == 0 {
 		t.Errorf("the one that faults: %s; want every request answered", bad)
 	}
-	if n := nodetest.Metric(t, nd, "penstock_device_faults_total"); n != 2 {
+	if n := nodetest.Metric(t, nd, `penstock_device_faults_total{device="cuda"}`); n != 2 {
 		t.Errorf("%v faults, want 2", n)
 	}
 	// After two faults within a minute it is held back. On a slow machine that can take more faults.

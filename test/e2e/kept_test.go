@@ -36,7 +36,7 @@ functions:
 	if err != nil || s.Devices[0].NeedsPercent <= 100 {
 		t.Errorf("status: needs %v %%, %v; want over 100", s.Devices[0].NeedsPercent, err)
 	}
-	if n := nodetest.Metric(t, nd, "penstock_needs_ratio"); n <= 1 {
+	if n := nodetest.Metric(t, nd, `penstock_needs_ratio{device="cpu"}`); n <= 1 {
 		t.Errorf("penstock_needs_ratio %v, want over 1", n)
 	}
 	if out, err = run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "overload: functions need 1") {
