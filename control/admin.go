@@ -95,7 +95,10 @@ type PlacementOrder struct {
 	Functions []FunctionPlacement `json:"functions"`
 }
 
-// FunctionPlacement is where one function should run.
+// PlacementRuns is in the refusal of an order while the node carries out another one.
+const PlacementRuns = "another order of placement is running; try again when it has ended"
+
+// FunctionPlacement has the instances of one function.
 type FunctionPlacement struct {
 	Name string `json:"name"`
 	// Model is as in configs.Function. A function that does not exist is added.

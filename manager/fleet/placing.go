@@ -47,7 +47,7 @@ func (fl *Fleet) Place(o control.PlacementOrder) (Order, error) {
 		return Order{}, ErrStopped
 	}
 	if fl.placing != nil {
-		return Order{}, errors.New("place functions: another order of placement is running; try again when it has ended")
+		return Order{}, errors.New("place functions: " + control.PlacementRuns)
 	}
 	wants, err := fl.checkPlacement(&o)
 	if err != nil {

@@ -176,7 +176,7 @@ func crowded(t *testing.T) (old *plan.Plan, c *change.Change) {
 	must.OK(t, err)
 	slow := plan.Point{GPCs: 1, Batch: 8, Processes: 1, ThroughputRPS: 100, LatencyMS: 80}
 	other := plan.Point{GPCs: 3, Batch: 8, Processes: 1, ThroughputRPS: 160, LatencyMS: 50}
-	quick := plan.Point{GPCs: 4, Batch: 8, Processes: 2, ThroughputRPS: 400, LatencyMS: 20}
+	quick := plan.Point{GPCs: 4, Batch: 8, Processes: 2, ThroughputRPS: 800, LatencyMS: 20}
 	p := &plan.Problem{GPU: gpu, Profiles: map[string]map[string]plan.Profile{gpu.Name: {"m": {Model: "m", GPU: gpu.Name, Points: []plan.Point{slow, other, quick}}}},
 		Services: []plan.Service{{Name: "a", Model: "m", RateRPS: 390, SLOMS: 200}, {Name: "b", Model: "m", RateRPS: 150, SLOMS: 200}}}
 	segments := []plan.Segment{plan.SegmentOf(0, gpu, 4, p.Services[1], other)}
@@ -186,7 +186,7 @@ func crowded(t *testing.T) (old *plan.Plan, c *change.Change) {
 	old = plan.New(p, "penstock", segments)
 	now := *p
 	now.Services = slices.Clone(p.Services)
-	now.Services[0].SLOMS = 50
+	now.Services[0].RateRPS = 790
 	c, err = change.From(old, &now)
 	must.OK(t, err)
 	return old, c
@@ -314,7 +314,7 @@ func TestKinds(t *testing.T) {
 	}
 	must.OK(t, n.begin(pl, nil))
 	want := []control.PlacedSegment{{Device: "GPU-a100-80-0/0", Processes: 3}, {Device: "cpu", Processes: 1},
-		{Device: "cuda:2", Processes: 2, SharePercent: 16.666667}, {Device: "cuda:2", Processes: 1, SharePercent: 31}, {Device: "cuda:3", Processes: 4}}
+		{Device: "cuda:2", Processes: 3, SharePercent: 21.444444}, {Device: "cuda:3", Processes: 4}}
 	if got := n.observe().Functions["s"].Segments; !slices.Equal(got, want) {
 		t.Errorf("%+v\nwant\n%+v", got, want)
 	}
@@ -347,6 +347,12 @@ func TestCannot(t *testing.T) {
 		{"in use", func(n *node, _ *Machine) {
 			n.Has[0].Instances = []mig.Instance{{Profile: "1g.10gb", Start: 2, Size: 1, Slices: 1, PIDs: []int{4711}, Compute: []mig.Compute{{Slices: 1}}}}
 		}, on("a100-80", 7, 1), "process 4711 runs in 1g.10gb at slot 2 of GPU 0 (GPU-a100-80-0), where the plan has s: end it"},
+		{"another model", func(_ *node, m *Machine) {
+			m.Functions["s"] = control.FunctionPlacement{Name: "s", Model: "old", Segments: []control.PlacedSegment{{Device: "cpu", Processes: 1}}}
+		}, on("a100-80", 7, 1), "function s runs model old, and the plan has m: run `penstock if replace` first, or `penstock if remove s`"},
+		{"another objective", func(_ *node, m *Machine) {
+			m.Functions["s"] = control.FunctionPlacement{Name: "s", Model: "m", SLO: time.Second, Segments: []control.PlacedSegment{{Device: "cpu", Processes: 1}}}
+		}, on("a100-80", 7, 1), "function s has the objective 1s, and the plan has 20ms: change its `slo`, or run `penstock if remove s` first"},
 		{"no function's name", nil, named, `service "No Name": want a function's name`},
 		{"processes", nil, on("a100-80", 7, 65), `service "s" needs 65 processes: want at most 64`},
 	} {

@@ -67,7 +67,7 @@ func Observe(status control.Status, gpus []mig.GPU, manage bool) Machine {
 		m.Devices = append(m.Devices, own)
 	}
 	for _, f := range status.Functions {
-		now := control.FunctionPlacement{Name: f.Name, Model: f.Model, SLO: time.Duration(f.SLOMillis * float64(time.Millisecond))}
+		now := control.FunctionPlacement{Name: f.Name, Model: f.Model, SLO: milliseconds(f.SLOMillis)}
 		for _, in := range f.Instances {
 			s := control.PlacedSegment{Device: m.place(in.Device), Processes: 1}
 			if status.Policy == "gslice" && !in.WholeDevice {
@@ -95,24 +95,30 @@ func (m *Machine) place(device string) string {
 	return device
 }
 
+func milliseconds(ms float64) time.Duration {
+	return time.Duration(math.Round(ms * float64(time.Millisecond)))
+}
+
 func instancePlace(gpu string, slot int) string { return fmt.Sprintf("%s/%d", gpu, slot) }
 
-// normal joins equal segments on a device and sorts them.
+// normal joins the segments on each device and sorts them. Their instances share evenly: a node gives
+// all instances of a function on a device the same.
 func normal(segments []control.PlacedSegment) (joined []control.PlacedSegment) {
 	for _, s := range segments {
-		s.SharePercent = math.Round(s.SharePercent*1e6) / 1e6
-		at := slices.IndexFunc(joined, func(o control.PlacedSegment) bool {
-			return o.Device == s.Device && o.SharePercent == s.SharePercent
-		})
+		at := slices.IndexFunc(joined, func(o control.PlacedSegment) bool { return o.Device == s.Device })
 		if at < 0 {
 			joined = append(joined, s)
-		} else {
-			joined[at].Processes += s.Processes
+			continue
 		}
+		o := &joined[at]
+		all := o.SharePercent*float64(o.Processes) + s.SharePercent*float64(s.Processes)
+		o.Processes += s.Processes
+		o.SharePercent = all / float64(o.Processes)
 	}
-	slices.SortFunc(joined, func(a, b control.PlacedSegment) int {
-		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.SharePercent, b.SharePercent))
-	})
+	for i := range joined {
+		joined[i].SharePercent = math.Floor(joined[i].SharePercent*1e6) / 1e6 // all are at most 100 % together
+	}
+	slices.SortFunc(joined, func(a, b control.PlacedSegment) int { return cmp.Compare(a.Device, b.Device) })
 	return joined
 }
 

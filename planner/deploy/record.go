@@ -50,14 +50,9 @@ func (r *Record) Runs(m Machine) bool {
 
 // samePlaces compares placements without shares: a node with guarantees does not report them.
 func samePlaces(a, b control.FunctionPlacement) bool {
-	without := func(list []control.PlacedSegment) []control.PlacedSegment {
-		list = slices.Clone(list)
-		for i := range list {
-			list[i].SharePercent = 0
-		}
-		return normal(list)
-	}
-	return slices.Equal(without(a.Segments), without(b.Segments))
+	return slices.EqualFunc(a.Segments, b.Segments, func(a, b control.PlacedSegment) bool {
+		return a.Device == b.Device && a.Processes == b.Processes
+	})
 }
 
 // Begin computes the steps to a plan and makes them the next change. c is the change from the
@@ -144,6 +139,9 @@ func (h Host) take(ctx context.Context, s Step) error {
 		return h.cut(gpus, *s.MIG)
 	}
 	f := s.Move.After
+	if len(s.Move.Before.Segments) > 0 {
+		f.Model, f.SLO = "", 0 // it keeps its own, whose names may differ
+	}
 	f.Segments = slices.Clone(f.Segments)
 	for i := range f.Segments {
 		gpu, slot, cut := strings.Cut(f.Segments[i].Device, "/")

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
@@ -175,8 +174,16 @@ func (w *work) follow(old, pl *plan.Plan, c *change.Change) (err error) {
 func (w *work) move(name string, pl *plan.Plan, segments []plan.Segment) error {
 	after, err := w.placement(name, pl, segments)
 	before := w.now[name]
-	if before.Name = name; err != nil || equal(before, after) {
+	before.Name = name
+	switch exists := len(before.Segments) > 0; {
+	case err != nil:
 		return err
+	case exists && after.Model != before.Model:
+		return fmt.Errorf("function %s runs model %s, and the plan has %s: run `penstock if replace` first, or `penstock if remove %[1]s`", name, before.Model, after.Model)
+	case exists && after.SLO != before.SLO:
+		return fmt.Errorf("function %s has the objective %v, and the plan has %v: change its `slo`, or run `penstock if remove %[1]s` first", name, before.SLO, after.SLO)
+	case slices.Equal(before.Segments, after.Segments):
+		return nil
 	}
 	w.steps = append(w.steps, Step{Move: &Move{Before: before, After: after}})
 	if w.now[name] = after; len(segments) == 0 {
@@ -192,7 +199,7 @@ func (w *work) placement(name string, pl *plan.Plan, segments []plan.Segment) (p
 	p.Name, p.Segments = name, nil
 	if at := slices.IndexFunc(pl.Services, func(s plan.Assigned) bool { return s.Service == name }); at >= 0 {
 		s := pl.Services[at]
-		p.Model, p.SLO = s.Model, time.Duration(s.SLOMS*float64(time.Millisecond))
+		p.Model, p.SLO = s.Model, milliseconds(s.SLOMS)
 	}
 	processes := 0
 	for _, g := range segments {
@@ -212,10 +219,6 @@ func (w *work) placement(name string, pl *plan.Plan, segments []plan.Segment) (p
 	}
 	p.Segments = normal(p.Segments)
 	return p, nil
-}
-
-func equal(a, b control.FunctionPlacement) bool {
-	return a.Model == b.Model && a.SLO == b.SLO && slices.Equal(a.Segments, b.Segments)
 }
 
 // instance returns the MIG instance of a segment, as the step that creates it; false if its GPU is

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/configs"
@@ -142,10 +143,7 @@ func (n *Node) Finish(ctx context.Context, report func(line string)) error {
 		return nil
 	}
 	host := deploy.Host{
-		Place: func(ctx context.Context, order control.PlacementOrder) error {
-			_, err := control.SendOrder(ctx, n.dir, control.PlacePath, order)
-			return err
-		},
+		Place: n.place,
 		Save: func(r *deploy.Record) error {
 			text, err := json.Marshal(r)
 			if err != nil {
@@ -164,6 +162,14 @@ func (n *Node) Finish(ctx context.Context, report func(line string)) error {
 	return n.observe(ctx)
 }
 
+// place sends an order. The node may still carry out that of a process that was killed.
+func (n *Node) place(ctx context.Context, order control.PlacementOrder) error {
+	return repeat(ctx, func() (again bool, err error) {
+		_, err = control.SendOrder(ctx, n.dir, control.PlacePath, order)
+		return err != nil && strings.Contains(err.Error(), control.PlacementRuns), err
+	})
+}
+
 // patient waits for the processes in an instance to end: the node ends those of a function that has
 // left it.
 type patient struct {
@@ -171,17 +177,25 @@ type patient struct {
 	ctx context.Context
 }
 
+func (p patient) Take(s mig.Step) error {
+	return repeat(p.ctx, func() (again bool, err error) {
+		err = p.Session.Take(s)
+		return errors.Is(err, mig.ErrInUse), err
+	})
+}
+
 const (
 	patience = 30 * time.Second
 	pause    = 100 * time.Millisecond
 )
 
-func (p patient) Take(s mig.Step) error {
-	limit, cancel := context.WithTimeout(p.ctx, patience)
+// repeat calls do until it need not be called again, or patience ends.
+func repeat(ctx context.Context, do func() (again bool, err error)) error {
+	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
-		err := p.Session.Take(s)
-		if !errors.Is(err, mig.ErrInUse) {
+		again, err := do()
+		if !again {
 			return err
 		}
 		select {

@@ -69,13 +69,20 @@ func (n *Node) Place(_ context.Context, order control.PlacementOrder) error {
 		n.Refuse = ""
 		return control.Refusal(why)
 	}
-	for _, f := range order.Functions {
+	for i := range order.Functions {
+		f := &order.Functions[i]
+		if now, exists := n.Runs[f.Name]; exists {
+			if f.Model != "" && f.Model != now.Model || f.SLO != 0 && f.SLO != now.SLO {
+				return control.Refusal(fmt.Sprintf("%s runs model %s", f.Name, now.Model))
+			}
+			f.Model, f.SLO = now.Model, now.SLO
+		}
 		for _, s := range f.Segments {
 			if s.Processes < 1 || !slices.ContainsFunc(devices, func(d control.DeviceStatus) bool { return d.Name == s.Device }) {
 				return control.Refusal(fmt.Sprintf("no device %q for %d processes", s.Device, s.Processes))
 			}
 		}
-		if n.Runs[f.Name] = f; len(f.Segments) == 0 {
+		if n.Runs[f.Name] = *f; len(f.Segments) == 0 {
 			delete(n.Runs, f.Name)
 		}
 	}
