@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
@@ -293,4 +294,36 @@ func TestBusyDevice(t *testing.T) {
 		t.Errorf("the other node: %v, want one line with %q:\n%s", err, want, out)
 	}
 	must.OK(t, nd.WaitReady(nodetest.Context(t)))
+}
+
+// Orders spread a function over two GPUs, and gather it on the other one, under load. No request fails.
+func TestPlacementOrders(t *testing.T) {
+	t.Parallel()
+	environment, _ := severalGPUs(t, cudafake.Devices(2))
+	nd := start(t, fmt.Sprintf("devices: [cuda:0, cuda:1]\nfunctions:\n  - {name: fn, model: %s, port: 0}\n", nodetest.Card(t, "digest", small)), environment...)
+	place := func(segments ...control.PlacedSegment) error {
+		_, err := control.SendOrder(nodetest.Context(t), nd.Dir, control.PlacePath, control.PlacementOrder{
+			Functions: []control.FunctionPlacement{{Name: "fn", Segments: segments}},
+		})
+		return err
+	}
+	const sent = 1500
+	got := stream(t, nd, sent, func() {
+		must.OK(t, place(control.PlacedSegment{Device: "cuda:0", Processes: 1}, control.PlacedSegment{Device: "cuda:1", Processes: 2}))
+		if f, err := nd.Function("fn"); err != nil || len(f.Instances) != 3 {
+			t.Errorf("%d instances, %v; want 3", len(f.Instances), err)
+		}
+		must.OK(t, place(control.PlacedSegment{Device: "cuda:1", Processes: 1}))
+		if err := place(control.PlacedSegment{Device: "cuda:5", Processes: 1}); err == nil || !strings.Contains(err.Error(), "cuda:5") {
+			t.Errorf("an order for another device gets %v", err)
+		}
+	})
+	if got.By[client.StatusOK] != sent || got.Wrong > 0 {
+		t.Errorf("answers %s", got)
+	}
+	active, _ := nodetest.Serving(t, nd, "fn")
+	if f, err := nd.Function("fn"); err != nil || len(f.Instances) != 1 || environmentOf(t, active.PID, "CUDA_VISIBLE_DEVICES") != cudafake.UUID(1) {
+		t.Errorf("%d instances, %v; want one on the second GPU", len(f.Instances), err)
+	}
+	nodetest.Settled(t, nd, "fn")
 }
