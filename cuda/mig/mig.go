@@ -159,7 +159,7 @@ type Session interface {
 	Take(Step) error
 }
 
-// Steps returns the changes after which the GPU has these instances, and no others. Those that are not wanted are
+// Steps returns the changes after which the GPU has these instances, and no others. Other instances are
 // destroyed first. An instance that exists with as many compute instances of the same sizes stays. The ids and UUIDs of
 // wanted instances do not matter: the driver chooses them.
 func (g GPU) Steps(wanted []Instance) (steps []Step) {
