@@ -175,12 +175,12 @@ func (p *rpc) ModelReady(ctx context.Context, q *inference.ModelReadyRequest) (*
 }
 
 func (p *rpc) ModelMetadata(ctx context.Context, q *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
-	answer, err := p.server.metadata(ctx, q.Name, q.Version)
+	answer, err := about(p.server, openinference.Describe)(ctx, q.Name, q.Version)
 	return fill(&inference.ModelMetadataResponse{}, answer, err)
 }
 
 func (p *rpc) ModelConfig(ctx context.Context, q *inference.ModelConfigRequest) (*inference.ModelConfigResponse, error) {
-	answer, err := p.server.config(ctx, q.Name, q.Version)
+	answer, err := about(p.server, openinference.Configure)(ctx, q.Name, q.Version)
 	return fill(&inference.ModelConfigResponse{}, map[string]any{"config": answer}, err)
 }
 

@@ -45,9 +45,9 @@ func (s *server) routes() http.Handler {
 	// Clients of system shared memory unregister what is on a GPU, too.
 	mux.HandleFunc("POST /v2/cudasharedmemory/unregister", func(http.ResponseWriter, *http.Request) {})
 	for _, path := range []string{"/v2/models/{name}", "/v2/models/{name}/versions/{version}"} {
-		mux.Handle("GET "+path, call(s.metadata))
+		mux.Handle("GET "+path, about(s, openinference.Describe))
 		mux.Handle("GET "+path+"/ready", call(s.modelReady))
-		mux.Handle("GET "+path+"/config", call(s.config))
+		mux.Handle("GET "+path+"/config", about(s, openinference.Configure))
 		mux.Handle("GET "+path+"/stats", call(s.statistics))
 		mux.Handle("POST "+path+"/infer", handler(s.infer))
 	}
@@ -255,20 +255,15 @@ func (s *server) named(ctx context.Context, operation configs.Operation, name, v
 	return f, nil
 }
 
-func (s *server) metadata(ctx context.Context, name, version string) (any, error) {
-	f, err := s.named(ctx, configs.OperationDescribe, name, version)
-	if err != nil {
-		return nil, err
+// about answers with what of says about a function and its card.
+func about[T any](s *server, of func(name string, card *models.Card) T) call {
+	return func(ctx context.Context, name, version string) (any, error) {
+		f, err := s.named(ctx, configs.OperationDescribe, name, version)
+		if err != nil {
+			return nil, err
+		}
+		return of(f.Name, f.Card), nil
 	}
-	return openinference.Describe(f.Name, f.Card), nil
-}
-
-func (s *server) config(ctx context.Context, name, version string) (any, error) {
-	f, err := s.named(ctx, configs.OperationDescribe, name, version)
-	if err != nil {
-		return nil, err
-	}
-	return openinference.Configure(f.Name, f.Card), nil
 }
 
 // statistics are those of a function, or of all of the key.
