@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -335,7 +336,8 @@ func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) err
 // answers of its model are wrong there (manager/sharing/percentages.go).
 func (p *Profiler) refuses(f control.FunctionStatus, percent float64) bool {
 	return p.HeldBy() == mps && p.change != configs.ChangeNone && slices.ContainsFunc(f.Instances, func(in control.InstanceStatus) bool {
-		return !testbed.Same(in.SharePercent, percent)
+		const quantum = 1.0 / 64 // of shares of package gslice
+		return math.Abs(in.SharePercent-percent) > quantum
 	})
 }
 
