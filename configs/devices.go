@@ -26,7 +26,7 @@ func (DeviceName) Want() string { return "cpu, cuda:N or just N, or a UUID (nvid
 
 // Pattern is what the text of a name looks like.
 func (DeviceName) Pattern() string {
-	return `^(cpu|cuda(:[0-9]{1,3})?|[0-9]{1,3}|(GPU|MIG)-[0-9a-fA-F-]{1,36})$`
+	return `^(all|cpu|cuda(:[0-9]{1,3})?|[0-9]{1,3}|(GPU|MIG)-[0-9a-fA-F-]{1,36})$`
 }
 
 // UnmarshalText reads a name.
@@ -122,6 +122,8 @@ func (c *Config) checkDevices(root document.Value) {
 	case root.Peek("devices") == DeviceAll:
 		c.Devices = []DeviceName{DeviceAll}
 		return
+	case c.unresolved():
+		at.Reject("is a list with all; want `devices: all` without others")
 	case len(c.Devices) > 0 && !slices.Contains(c.Devices, ""): // else an element is invalid
 		if err := c.checkTwice(c.Devices); err != nil {
 			at.Reject("%v", err)

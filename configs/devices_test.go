@@ -59,7 +59,7 @@ func TestDeviceErrors(t *testing.T) {
 	for text, words := range map[string][]string{
 		"devices: []":                      {"f.yaml:1:", "devices", "0 elements", "1 to 16"},
 		"devices: cuda":                    {"devices", `"cuda"`, "all, or a list"},
-		"devices: [all, cuda]":             {"devices[0]", `"all"`, "cuda:N"},
+		"devices: [all, cuda]":             {"devices", "a list with all", "`devices: all`"},
 		"devices: [gpu0]":                  {"devices[0]", `"gpu0"`, "cpu, cuda:N", "nvidia-smi -L"},
 		"devices: [-1]":                    {"devices[0]", "-1", "cuda:N"},
 		"{device: cpu, devices: [cuda]}":   {"devices", "device is, too"},
@@ -67,6 +67,7 @@ func TestDeviceErrors(t *testing.T) {
 		"devices: [GPU-1a2b, GPU-1A2B-3c]": {"GPU-1a2b and GPU-1A2B-3c", "one device"},
 
 		"{devices: [cpu, 1]" + functions + ", devices: ['cuda:2', cpu]}]}":                {"functions[0].devices", "cuda:2", "cpu, cuda:1"},
+		"{device: cuda" + functions + ", devices: [all]}]}":                               {"functions[0].devices", "has all", "leave the key out"},
 		"{device: cuda" + functions + ", devices: [cpu]}]}":                               {"functions[0].devices", "has cpu", "are cuda;"},
 		"{devices: all" + functions + ", devices: []}]}":                                  {"functions[0].devices", "0 elements"},
 		"{devices: [0, 1]" + functions + ", devices: [1, 'cuda:1']}]}":                    {"functions[0].devices", "cuda:1 and cuda:1"},
