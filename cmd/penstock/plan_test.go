@@ -308,7 +308,7 @@ func applying(t *testing.T, rows string) (n *migfake.Node, args []string) {
 			t.Fatal(err)
 		}
 	}
-	n.File = file(t, "node.yaml", "mig: manage\nmodels: ["+cards+"]\nfunctions: []\n")
+	n.File = file(t, "node.yaml", "mig: manage\ndevices: [cpu]\nmodels: ["+cards+"]\nfunctions: []\n")
 	opened := openMIG
 	t.Cleanup(func() { openMIG = opened })
 	openMIG = n.Open

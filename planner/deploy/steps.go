@@ -123,7 +123,7 @@ func (r *Record) steps(m Machine, pl *plan.Plan, c *change.Change) ([]Step, map[
 		err = cmp.Or(err, w.move(name, pl, segmentsOf(pl, name)))
 	}
 	if cuts := slices.IndexFunc(w.steps, func(s Step) bool { return s.MIG != nil }); err == nil && cuts >= 0 && !m.Manage {
-		err = fmt.Errorf("%v: the node's configuration does not allow it; add `mig: manage`", w.steps[cuts])
+		err = fmt.Errorf("%v: the node's configuration does not allow it; add `mig: manage`, and `devices` in place of `device`", w.steps[cuts])
 	}
 	return w.steps, w.gpus, err
 }

@@ -91,7 +91,7 @@ func (n *Node) observe(ctx context.Context) error {
 			return err
 		}
 	}
-	n.Machine = deploy.Observe(status, gpus, c.MIG == configs.MIGManage)
+	n.Machine = deploy.Observe(status, gpus, c.MIG == configs.MIGManage && len(c.Devices) > 0)
 	return nil
 }
 

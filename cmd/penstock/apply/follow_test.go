@@ -31,7 +31,7 @@ func newFollower(t *testing.T, mig string, rows string) (*follower, *migfake.Nod
 	services := filepath.Join(dir, "services.csv")
 	must.OK(t, os.WriteFile(services, []byte("model,rate_rps,slo_ms\n"+rows), 0o600))
 	n.File = filepath.Join(dir, "node.yaml")
-	must.OK(t, os.WriteFile(n.File, []byte("mig: "+mig+"\nmodels: ["+dir+"]\nfunctions: []\n"), 0o600))
+	must.OK(t, os.WriteFile(n.File, []byte("mig: "+mig+"\ndevices: [cpu]\nmodels: ["+dir+"]\nfunctions: []\n"), 0o600))
 	var log bytes.Buffer
 	c := configs.Config{RuntimeDir: n.Serve(t), Plan: configs.Plan{Profiles: published, Services: services, Follow: 10 * time.Second}}
 	return &follower{c: c, openMIG: n.Open, log: zerolog.New(&log)}, n, &log
