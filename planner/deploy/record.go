@@ -70,6 +70,8 @@ func (r *Record) Begin(m Machine, pl *plan.Plan, c *change.Change) error {
 type Host struct {
 	// MIG changes GPUs. It may be nil if no step does.
 	MIG mig.Session
+	// Devices are those that the node had before. It names others by their UUIDs.
+	Devices []Device
 	// Place sends an order to the node.
 	Place func(context.Context, control.PlacementOrder) error
 	// Save keeps the record for the next process.
@@ -155,6 +157,9 @@ func (h Host) take(ctx context.Context, s Step) error {
 					f.Segments[i].Device = in.UUID
 				}
 			}
+		}
+		if at := slices.IndexFunc(h.Devices, func(d Device) bool { return d.UUID != "" && d.UUID == f.Segments[i].Device }); at >= 0 {
+			f.Segments[i].Device = h.Devices[at].Name
 		}
 		if f.Segments[i].Device == "" {
 			return fmt.Errorf("no MIG instance at slot %s of %s: another program has destroyed it", slot, gpu)

@@ -143,7 +143,8 @@ func (n *Node) Finish(ctx context.Context, report func(line string)) error {
 		return nil
 	}
 	host := deploy.Host{
-		Place: n.place,
+		Devices: n.Machine.Devices,
+		Place:   n.place,
 		Save: func(r *deploy.Record) error {
 			text, err := json.Marshal(r)
 			if err != nil {
