@@ -163,8 +163,8 @@ func (w *work) follow(old, pl *plan.Plan, c *change.Change) (err error) {
 		if err := w.move(g.Service, pl, own); err != nil {
 			return err
 		}
-		if place, ok := w.instance(g); ok && s.Op == change.Destroy {
-			w.destroy(place)
+		if gpu, in := w.instance(g); gpu != nil && s.Op == change.Destroy {
+			w.cut(gpu, slices.DeleteFunc(slices.Clone(w.has[gpu.UUID]), func(o mig.Instance) bool { return o.Start == in.Start && o.Profile == in.Profile }))
 		}
 	}
 	return nil
@@ -221,72 +221,51 @@ func (w *work) placement(name string, pl *plan.Plan, segments []plan.Segment) (p
 	return p, nil
 }
 
-// instance returns the MIG instance of a segment, as the step that creates it; false if its GPU is
-// not cut.
-func (w *work) instance(s plan.Segment) (place mig.Step, ok bool) {
+// instance returns the MIG instance of a segment, and its GPU, which is nil if it is not cut.
+func (w *work) instance(s plan.Segment) (g *mig.GPU, in mig.Instance) {
 	table, err := plan.Lookup(s.GPUModel)
 	if err != nil || table.Percent {
-		return place, false
+		return nil, in
 	}
 	size, _ := table.Size(s.GPCs)
-	return mig.Step{GPU: w.gpus[s.GPU], Profile: size.Profile, Start: s.Slot, Size: size.Slots, Compute: mig.Compute{Slices: s.GPCs}}, true
+	at := slices.IndexFunc(w.machine.GPUs, func(g mig.GPU) bool { return g.UUID == w.gpus[s.GPU] })
+	return &w.machine.GPUs[at], mig.Instance{Profile: size.Profile, Slices: s.GPCs, Start: s.Slot, Size: size.Slots, Compute: []mig.Compute{{Slices: s.GPCs}}}
 }
 
 // create creates the instance of a segment, unless it exists or its GPU is not cut. It destroys
 // instances in its way, in which nothing may run.
 func (w *work) create(s plan.Segment) error {
-	place, ok := w.instance(s)
-	if !ok {
+	g, in := w.instance(s)
+	switch {
+	case g == nil:
 		return nil
+	case !g.MIG:
+		return fmt.Errorf("%v: %w: %v, then apply again", g, mig.ErrMode, mig.Step{Op: mig.EnableMode, GPU: g.UUID, Index: g.Index})
+	case !slices.ContainsFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == in.Profile }):
+		return fmt.Errorf("%s on %v: %w", in.Profile, g, mig.ErrNoProfile)
 	}
-	g := w.machine.GPUs[slices.IndexFunc(w.machine.GPUs, func(g mig.GPU) bool { return g.UUID == place.GPU })]
-	place.Index = g.Index
-	if !g.MIG {
-		place.Op = mig.EnableMode
-		return fmt.Errorf("%v: %w: %v, then apply again", g, mig.ErrMode, place)
-	}
-	at := slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == place.Profile })
-	if at < 0 {
-		return fmt.Errorf("%s on %v: %w", place.Profile, g, mig.ErrNoProfile)
-	}
-	place.Number = g.Profiles[at].Number
-	for _, in := range slices.Clone(w.has[g.UUID]) {
+	var kept []mig.Instance
+	for _, other := range w.has[g.UUID] {
 		switch {
-		case in.Start >= place.Start+place.Size || place.Start >= in.Start+in.Size:
-		case in.Profile == place.Profile && in.Start == place.Start && in.IsComplete():
+		case other.Start >= in.Start+in.Size || in.Start >= other.Start+other.Size:
+			kept = append(kept, other)
+		case other.Profile == in.Profile && other.Start == in.Start && other.IsComplete():
 			return nil
-		case len(in.PIDs) > 0:
+		case len(other.PIDs) > 0:
 			return fmt.Errorf("process %d runs in %s at slot %d of %v, where the plan has %s: end it, or plan without this GPU (--fleet)",
-				in.PIDs[0], in.Profile, in.Start, g, s.Service)
-		default:
-			blocks := mig.Step{GPU: g.UUID, Index: g.Index, Profile: in.Profile, Start: in.Start, Size: in.Size}
-			if at := slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == in.Profile }); at >= 0 {
-				blocks.Number = g.Profiles[at].Number
-			}
-			w.destroy(blocks)
+				other.PIDs[0], other.Profile, other.Start, g, s.Service)
 		}
 	}
-	whole := mig.Instance{Profile: place.Profile, Slices: s.GPCs, Start: place.Start, Size: place.Size, Compute: []mig.Compute{place.Compute}}
-	w.has[g.UUID] = append(w.has[g.UUID], whole)
-	outer, inner := place, place
-	outer.Op, outer.Compute, inner.Op = mig.CreateInstance, mig.Compute{}, mig.CreateCompute
-	w.steps = append(w.steps, Step{MIG: &outer}, Step{MIG: &inner})
+	w.cut(g, append(kept, in))
 	return nil
 }
 
-// destroy destroys the instance at a place, with its compute instances.
-func (w *work) destroy(place mig.Step) {
-	at := slices.IndexFunc(w.has[place.GPU], func(in mig.Instance) bool { return in.Start == place.Start && in.Profile == place.Profile })
-	if at < 0 {
-		return
+// cut divides a GPU into other instances.
+func (w *work) cut(g *mig.GPU, wanted []mig.Instance) {
+	now := *g
+	now.Instances = w.has[g.UUID]
+	for _, step := range now.Steps(wanted) {
+		w.steps = append(w.steps, Step{MIG: &step})
 	}
-	for _, c := range w.has[place.GPU][at].Compute {
-		inner := place
-		inner.Op, inner.Compute = mig.DestroyCompute, c
-		w.steps = append(w.steps, Step{MIG: &inner})
-	}
-	w.has[place.GPU] = slices.Delete(w.has[place.GPU], at, at+1)
-	outer := place
-	outer.Op, outer.Compute = mig.DestroyInstance, mig.Compute{}
-	w.steps = append(w.steps, Step{MIG: &outer})
+	w.has[g.UUID] = wanted
 }

@@ -32,8 +32,8 @@ func A100s(t *testing.T, n int) *Machine {
 		table, err := plan.Lookup(name)
 		must.OK(t, err)
 		var profiles []mig.Profile
-		for _, s := range table.Sizes {
-			profiles = append(profiles, mig.Profile{Name: s.Profile, Slices: s.GPCs, Size: s.Slots, Starts: s.Starts})
+		for number, s := range table.Sizes {
+			profiles = append(profiles, mig.Profile{Name: s.Profile, Number: number, Slices: s.GPCs, Size: s.Slots, Starts: s.Starts})
 		}
 		m.Has = append(m.Has, mig.GPU{Index: i, UUID: fmt.Sprintf("GPU-%s-%d", name, i), Name: product, MIG: true, Profiles: profiles})
 	}
@@ -62,6 +62,10 @@ func (m *Machine) Take(s mig.Step) error {
 	if (s.Op == mig.CreateInstance) != (at < 0) {
 		return fmt.Errorf("%v: the GPU is cut into %v", s, g.Instances)
 	}
+	p := g.Profiles[slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == s.Profile })]
+	if s.Number != p.Number {
+		return fmt.Errorf("%v: the profile has the number %d, not %d", s, p.Number, s.Number)
+	}
 	m.Taken = append(m.Taken, s)
 	if s.Op == mig.CreateInstance {
 		for _, i := range g.Instances {
@@ -69,7 +73,6 @@ func (m *Machine) Take(s mig.Step) error {
 				return fmt.Errorf("%v: %s is in the way", s, i.Profile)
 			}
 		}
-		p := g.Profiles[slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == s.Profile })]
 		g.Instances = append(g.Instances, mig.Instance{Profile: s.Profile, Slices: p.Slices, Start: s.Start, Size: p.Size})
 		return nil
 	}
