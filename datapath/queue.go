@@ -96,8 +96,8 @@ func (q *Queue) Abandon(generation uint32) (started bool) {
 	return started
 }
 
-// PassOn passes requests to the queues that will answer them soonest, if one of these has a process: those that no process
-// has taken, and if the queue's own process has ended, all that none has started.
+// PassOn passes requests to the queues that will answer them soonest: those that no process has taken, and if the queue's
+// own process has ended, all that none has started. A queue that is still open keeps them if no other has a process.
 func (q *Queue) PassOn() {
 	p := q.port
 	p.mu.Lock()
@@ -106,7 +106,7 @@ func (q *Queue) PassOn() {
 		to := p.soonest()
 		stage, _ := q.channel.Stage(slot)
 		taken := stage == shm.StageStarted || stage == shm.StagePending && q.serving
-		if to == q || !to.serving || taken || q.channel.Withdraw(slot) != nil {
+		if to == q || !to.serving && q.index < p.open || taken || q.channel.Withdraw(slot) != nil {
 			continue
 		}
 		fl.queue = to

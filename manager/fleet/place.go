@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/policy/placement"
 )
@@ -192,7 +191,6 @@ func (f *function) shrink() {
 	last := len(f.instances) - 1
 	in := f.instances[last]
 	in.leaving = true
-	in.queue.SetServing(false)
 	in.remove()
 	if err := f.port.SetQueues(last); err != nil {
 		in.log.Error().Err(err).Msg("cannot close queue")
@@ -206,8 +204,7 @@ func (f *function) dropInstance() {
 	if f.removing || !in.leaving || !in.pair.Removed() {
 		return
 	}
-	in.queue.PassOn()
-	in.queue.ExpireBefore(runclock.Now()) // what no other instance could take
+	in.queue.PassOn() // what its processes have left
 	in.close()
 	f.instances = f.instances[:last]
 	in.log.Info().Msg("instance removed")
