@@ -26,6 +26,7 @@ type device struct {
 	recovery  recovery
 	weights   weightServer
 	backoffs  map[place]*backoff // of places that have a desired process
+	refused   map[string]int     // processes of each function that had no use of the device, since one was ready
 }
 
 // newDevice returns a device that has yet to be opened.

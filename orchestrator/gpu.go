@@ -230,7 +230,7 @@ func (d *device) loseAll(first key, why string) {
 
 // vanish ends all that runs on a device that is lost. A process that hangs in the driver may end much later, and nothing waits for it.
 func (d *device) vanish() {
-	d.recovery = recovery{}
+	d.recovery, d.refused = recovery{}, nil
 	d.loseAll(key{}, d.Lost)
 	d.acquit()
 	if guests := d.s.guests.server; guests != nil {
@@ -238,6 +238,24 @@ func (d *device) vanish() {
 	}
 	d.s.closing.Go(d.weights.running.close)
 	d.weights.running = nil
+}
+
+// maxRefused is how many processes of each function a device may refuse before it is lost.
+const maxRefused = 2
+
+// refuse counts a process that lost the device before it had any use of it. If that happens to all functions there and
+// none gets ready, the device is lost, though NVML and MPS say that it works.
+func (d *device) refuse(function, why string) {
+	if d.refused == nil {
+		d.refused = map[string]int{}
+	}
+	d.refused[function]++
+	for k, c := range d.s.processes {
+		if c.device == d && d.refused[k.name] < maxRefused {
+			return
+		}
+	}
+	d.handle.GiveUp("no process can use it: " + why)
 }
 
 // acquit reports the processes that loseAll has marked at once: neither a process nor its notice is the cause.

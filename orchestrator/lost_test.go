@@ -261,3 +261,36 @@ func TestEndWhileProcessHangs(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A device that no process can use is lost, whatever NVML says. A single function's processes show that only if no others get
+// ready there.
+func TestRefusingDevice(t *testing.T) {
+	lives := func(sp spec) life { return life{losesFirst: sp.key.name == "fails"} }
+	fails := func(generation uint32) control.DesiredProcess {
+		p := on("cuda", newDesired(generation, control.Serve, 0))
+		p.IF = "fails"
+		return p
+	}
+	for name, others := range map[string][]control.DesiredProcess{
+		"alone":                 {},
+		"next to one that runs": {on("cuda", newInstance(9, control.Serve, 0))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runDevices(t, lives, func(n *node) {
+				for generation := range uint32(3) {
+					n.want(append(others, fails(generation+1))...)
+					for _, p := range others {
+						n.untilState(p.Generation, control.Active)
+					}
+					if n.device("cuda").Lost == "" {
+						n.untilState(generation+1, control.Failed)
+					}
+					synctest.Wait()
+				}
+				if lost := n.device("cuda").Lost; len(others) > 0 && lost != "" || len(others) == 0 && !strings.Contains(lost, "no process can use it: ") {
+					t.Errorf("the device is lost: %q", lost)
+				}
+			})
+		})
+	}
+}

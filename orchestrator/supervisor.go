@@ -615,7 +615,9 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 		c.since = s.now()
 		s.addProcess(s.log.Info(), k).Int("pid", c.process.pid()).Str("state", string(n.State)).Msg(n.State.Change())
 	}
-	c.state = n.State
+	if c.state = n.State; n.State == control.Ready {
+		c.device.refused = nil
+	}
 	c.notice.PersistentBytes = cmp.Or(n.PersistentBytes, c.notice.PersistentBytes)
 	c.notice.EphemeralBytes = cmp.Or(n.EphemeralBytes, c.notice.EphemeralBytes)
 	c.notice.WarmupMillis = cmp.Or(n.WarmupMillis, c.notice.WarmupMillis)
@@ -642,6 +644,9 @@ func (s *supervisor) noteEnd(k key, c *child, n control.Notice) {
 	if n.DeviceLost && c.device.onGPU() {
 		c.blameless = c.blameless || n.Blameless
 		c.device.lose(k, c)
+		if c.notice.SMs == 0 {
+			c.device.refuse(k.name, c.lastWords)
+		}
 	}
 	c.infeasibleGroups, c.groupsTooFew = n.InfeasibleGroups, len(n.InfeasibleGroups) > 0
 	c.wrongAnswers = n.WrongAnswers

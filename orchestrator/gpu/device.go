@@ -193,6 +193,7 @@ type Device struct {
 
 	changes chan<- struct{}
 	kick    chan struct{}
+	failed  chan string // see GiveUp
 	cancel  context.CancelFunc
 	done    chan struct{}
 
@@ -256,7 +257,7 @@ func Open(first func(), o Options, m Machine, dir string, changes chan<- struct{
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &Device{
 		Options: o, machine: m, dir: dir, log: log,
-		changes: changes, kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+		changes: changes, kick: make(chan struct{}, 1), failed: make(chan string, 1), cancel: cancel, done: make(chan struct{}),
 		ends: map[int]end{},
 	}
 	go func() {
@@ -274,6 +275,14 @@ func (d *Device) Changed() *State {
 	s := d.latest
 	d.latest = nil
 	return s
+}
+
+// GiveUp makes an open device lost, whatever NVML says. It is opened again like any other lost device.
+func (d *Device) GiveUp(why string) {
+	select {
+	case d.failed <- why:
+	default: // it is given up already
+	}
 }
 
 // Close ends MPS and the goroutine. The processes must have ended.
@@ -355,6 +364,8 @@ func (d *Device) watch(ctx context.Context, s *State, session nvml.Session) (los
 		select {
 		case <-ctx.Done():
 			return ""
+		case why := <-d.failed:
+			return why
 		case <-changes:
 			news = true
 		case <-d.kick:
