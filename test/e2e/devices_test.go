@@ -129,8 +129,13 @@ functions:
 	nodetest.Settled(t, nd, "other")
 }
 
-// A GPU vanishes under load. Its function continues on the other one, and every request is answered.
-func TestGPUVanishes(t *testing.T) {
+// A GPU fails for good under load. Its function continues on the other one, and every request is answered.
+func TestGPUVanishes(t *testing.T) { loseGPU(t, cudafake.Condition{Gone: true}) }
+
+func TestGPUFails(t *testing.T) { loseGPU(t, cudafake.Condition{Fault: 719}) }
+
+func loseGPU(t *testing.T, lost cudafake.Condition) {
+	t.Helper()
 	t.Parallel()
 	environment, conditions := severalGPUs(t, cudafake.Devices(2))
 	card := nodetest.Card(t, "digest", small)
@@ -156,7 +161,7 @@ functions:
 	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 20 * time.Second})
 	nodetest.Send(t, c, small, 0, 100, 2*time.Millisecond)
 	began := time.Now()
-	must.OK(t, conditions.Set(gone, cudafake.Condition{Gone: true}))
+	must.OK(t, conditions.Set(gone, lost))
 	nodetest.Send(t, c, small, 100, 200, 2*time.Millisecond)
 	wait.For(t, "fn to serve on the other GPU", func() bool {
 		f, err := nd.Function("fn")
