@@ -201,7 +201,7 @@ type ObservedDevice struct {
 	Mechanism string `json:"mechanism"`
 	// GPU is the GPU whose whole is 100 %, nil on a CPU.
 	GPU *GPU `json:"gpu,omitempty"`
-	// Lost says why the device can run nothing any more: it failed for good, or it was unplugged. Empty: it works.
+	// Lost says why the device can run nothing any more: it failed permanently, or it was unplugged. Empty: it works.
 	Lost string `json:"lost,omitempty"`
 }
 

@@ -16,7 +16,7 @@ type Device struct {
 }
 
 // Devices lists the GPUs that this process can see (CUDA_VISIBLE_DEVICES), in the
-// driver's order. Of all MIG instances, CUDA shows one to a process. It makes no context. Any goroutine may call it.
+// driver's order. CUDA shows a process at most one MIG instance. Devices makes no context, and any goroutine may call it.
 func Devices() ([]Device, error) {
 	if err := Open(); err != nil {
 		return nil, err

@@ -345,7 +345,7 @@ func TestPlanApply(t *testing.T) {
 	}
 }
 
-// What cannot be done is one line, and nothing changes.
+// An order that cannot be carried out gets one line, and nothing changes.
 func TestPlanApplyErrors(t *testing.T) {
 	n, args := applying(t, "resnet50,3000,100\nvgg19,50,300\n")
 	for _, c := range []struct {

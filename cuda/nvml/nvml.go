@@ -74,7 +74,7 @@ type Device struct {
 	MIG bool
 }
 
-// Instance is a part of a GPU in MIG mode, which a process uses as a device of its own.
+// Instance is a part of a GPU in MIG mode. A process uses it as a separate device.
 type Instance struct {
 	UUID string // "MIG-…"
 	GPU  string // the UUID of its GPU

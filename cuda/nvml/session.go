@@ -82,7 +82,7 @@ func newSession(l lib.Interface, path string) (Session, error) {
 
 type session struct {
 	l lib.Interface
-	// Which of the newer functions the driver has.
+	// The driver has these newer functions.
 	memory2, mps, mig, cuda2, instances bool
 }
 

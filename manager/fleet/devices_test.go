@@ -362,7 +362,7 @@ func TestLostDevice(t *testing.T) {
 		t.Errorf("%d faults, held %q; want nothing blamed", faults, b.functions.find("second").held)
 	}
 
-	// Another function leaves room, and the first starts. The others stay where they are when the device returns.
+	// Another function leaves room, and the first starts. The others stay on their devices when the lost one returns.
 	must.OK(t, b.remove("second"))
 	b.turns()
 	b.turns()
@@ -558,7 +558,7 @@ func TestInstancesSpread(t *testing.T) {
 	}
 }
 
-// The next manager has the instances where they were.
+// The next manager has the instances on the same devices.
 func TestRecordDevices(t *testing.T) {
 	dir := t.TempDir()
 	b := newTwoGPUs(t)

@@ -31,8 +31,8 @@ import (
 //	grow ──its first process serves──> it gets requests
 //	shrink ──it gets no more, and passes on those that wait──> its processes drain ──> dropInstance
 
-// place returns the device for another instance of a function. Of those that have room and that it may use, it is the one
-// with the fewest of its instances, then the one with most left, then the one with the fewest instances of all.
+// place returns the device for another instance of a function. The function may use it, and it has room. It has the fewest
+// of the function's instances; on ties, most of its time left; then, the fewest instances of all functions.
 func (fl *Fleet) place(c configs.Function) (best *device, err error) {
 	var full []string
 	allowed, f := fl.cfg.DevicesOf(&c), fl.functions.find(c.Name)

@@ -56,7 +56,7 @@ func samePlaces(a, b control.FunctionPlacement) bool {
 }
 
 // Begin computes the steps to a plan and makes them the next change. c is the change from the
-// recorded plan, which the node must run; nil to start anew. It changes nothing if it fails: the
+// recorded plan, which the node must run; nil if there is none. It changes nothing if it fails: the
 // error says what cannot be done.
 func (r *Record) Begin(m Machine, pl *plan.Plan, c *change.Change) error {
 	list, gpus, err := r.steps(m, pl, c)
@@ -188,7 +188,7 @@ func (h Host) cut(gpus []mig.GPU, s mig.Step) error {
 	for _, c := range found.Compute {
 		used += c.Slices
 		if c.Slices == s.Compute.Slices {
-			youngest = c.ID // the driver numbers anew what is created again
+			youngest = c.ID // an instance that is created again gets another number
 		}
 	}
 	switch {

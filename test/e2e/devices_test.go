@@ -129,7 +129,7 @@ functions:
 	nodetest.Settled(t, nd, "other")
 }
 
-// A GPU fails for good under load. Its function continues on the other one, and every request is answered.
+// A GPU fails permanently under load. Its function continues on the other one, and every request is answered.
 func TestGPUVanishes(t *testing.T) { loseGPU(t, cudafake.Condition{Gone: true}) }
 
 func TestGPUFails(t *testing.T) { loseGPU(t, cudafake.Condition{Fault: 719}) }

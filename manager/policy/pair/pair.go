@@ -19,9 +19,9 @@
 //
 // The active process serves until the epoch moves, so a change costs the stream
 // one hand-over of the ring and nothing else. A move to another device is such a
-// change, too. With in-place changes, the policy sets the share of the active process and no swap takes place, except for a
-// new model. Such a change is a new quota, or a move of the process to other
-// multiprocessors.
+// change, too. With in-place changes, the policy sets the share of the active
+// process and no swap takes place, except for a new model. Such a change is a new
+// quota, or a move of the process to other multiprocessors.
 //
 // A device that fails ends all processes that had touched it; the shadow had
 // not:
@@ -194,7 +194,7 @@ func (p *Pair) Move(device string) {
 	p.replacing = p.replacing || p.active != nil
 }
 
-// Leave kills all processes on a device that failed for good. None is to blame. After Move the instance stays on its
+// Leave kills all processes on a device that failed permanently. None is to blame. After Move the instance stays on its
 // new device, even if its first process there fails.
 func (p *Pair) Leave(device string) {
 	if p.proven.Device == device {

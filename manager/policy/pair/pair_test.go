@@ -596,7 +596,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// A device that fails for good is left, and no model is given up for it.
+// The pair leaves a device that fails permanently, and no model is given up for it.
 func TestLeave(t *testing.T) {
 	card := &models.Card{Name: "a"}
 	p := serving(t, card)

@@ -41,8 +41,8 @@
 //
 // A process sees the GPUs that $CUDA_VISIBLE_DEVICES lists when it calls cuInit, and one of
 // the MIG instances, which have numbers from MAX_GPUS on. nvml.c has
-// the management library, which shows all GPUs. What is not released, memory in use, and a
-// loss count for a process, not for a GPU.
+// the management library, which shows all GPUs. The accounts, the memory in use and a loss
+// belong to a process, not to a GPU.
 //
 // Calls are counted from the setting on. A process runs under MPS if
 // $CUDA_MPS_PIPE_DIRECTORY contains a file "control". Its multiprocessors are then
