@@ -52,11 +52,11 @@ func (d *device) close() {
 // openDevices opens the devices that the manager wants, and closes all others. A manager that is adopted has no
 // processes yet. A device that lacks something that this manager wants is then opened again: MPS may start now.
 func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
-	before := s.devices
+	before, running := s.devices, len(s.devices) > 0
 	s.devices = nil
 	var added []*device
 	for _, name := range wanted.Devices {
-		o := gpu.Options{Device: name, NoMPS: wanted.NoMPS, Probe: wanted.ProbePriorities, Bound: s.bound[name]}
+		o := gpu.Options{Device: name, NoMPS: wanted.NoMPS, Probe: wanted.ProbePriorities, Bound: s.bound[name], Added: running}
 		i := slices.IndexFunc(before, func(d *device) bool { return d.Device == name && !(adopting && d.lacks(o)) })
 		if i < 0 {
 			added = append(added, s.newDevice(o))

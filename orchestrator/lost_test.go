@@ -243,6 +243,30 @@ func TestLostAtRestart(t *testing.T) {
 	})
 }
 
+// A device that the manager wants later, and that cannot be opened, is lost. The node runs on.
+func TestAddedDevice(t *testing.T) {
+	runOptions(t, Options{Dir: t.TempDir()}, nil, func(n *node) {
+		n.desired.Devices = []string{"cuda"}
+		n.want(on("cuda", newInstance(1, control.Shadow, 0)))
+		n.untilState(1, control.Loaded)
+		var there atomic.Bool
+		n.machine.finds = func(name string) error {
+			if name == "cuda:1" && !there.Load() {
+				return fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
+			}
+			return nil
+		}
+		n.desired.Devices = []string{"cuda", "cuda:1"}
+		n.want(on("cuda", newInstance(1, control.Shadow, 0)), on("cuda:1", newInstance(2, control.Shadow, 0)))
+		n.untilLost("cuda:1", true)
+		if p := n.untilState(1, control.Loaded); p.DeviceLost {
+			t.Errorf("process 1 is %+v", p)
+		}
+		there.Store(true)
+		n.untilState(2, control.Loaded)
+	})
+}
+
 // The end of a node does not wait for a process that hangs on a lost device.
 func TestEndWhileProcessHangs(t *testing.T) {
 	lives := func(spec) life { return life{lingers: time.Minute} }

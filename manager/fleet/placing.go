@@ -320,6 +320,9 @@ func (f *placedFunction) serves() (all bool, err error) {
 	all = true
 	for i, w := range f.want {
 		in := f.instances[i]
+		if why := f.fleet.device(w.Device).lost; why != "" {
+			return false, fmt.Errorf("place function %s: it cannot serve on device %s, which is lost: %s", f.name, w.Device, why)
+		}
 		if in.pair.Device() != w.Device || in.joining() && in.failures.count > 0 {
 			return false, fmt.Errorf("place function %s: it cannot serve on device %s: %s", f.name, w.Device, in.failures.reason)
 		}

@@ -222,5 +222,11 @@ func TestPlaceOnMIG(t *testing.T) {
 	if want := []string{"cuda", "cuda:1"}; !slices.Equal(b.told.Devices, want) || !slices.Equal(b.cfg.DeviceNames(), want) {
 		t.Errorf("devices %v and %v, want no instance", b.told.Devices, b.cfg.DeviceNames())
 	}
+
+	b.lost = map[string]string{instance: "no such device"}
+	err := b.ends(must.Get(b.Place(order))(t), "a")
+	if err == nil || !strings.Contains(err.Error(), "it cannot serve on device MIG-1, which is lost: no such device") || slices.Contains(b.told.Devices, instance) {
+		t.Errorf("an instance that is not there: %v, devices %v", err, b.told.Devices)
+	}
 	b.has("a", 1, 0)
 }

@@ -227,6 +227,8 @@ type Options struct {
 	// Bound is the UUID of the GPU that this run of the node has opened under this name; empty if it has not.
 	// If it cannot be opened, it is lost. The same index may be another GPU then.
 	Bound string `json:"-"`
+	// Added: the node runs already. If the device cannot be opened, it is lost, too.
+	Added bool `json:"-"`
 }
 
 // How often the device is polled: normally, and after a process's end. A memory query
@@ -303,7 +305,7 @@ func (d *Device) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if s.Err != nil && d.Bound != "" {
+		if s.Err != nil && (d.Bound != "" || d.Added) {
 			last.Opened, last.Lost = true, program.Line(s.Err.Error())
 			s = last
 		}
