@@ -29,7 +29,7 @@ const manyFunctions = 20
 // rise with the time.
 func manySample(at time.Time, peer *clienttest.Manager) *control.Sample {
 	steps := uint64(at.UnixMilli() / 250)
-	s := &control.Sample{At: at, Status: control.Status{Started: time.Unix(1, 0)}}
+	s := &control.Sample{At: at, Status: control.Status{Started: time.Unix(1, 0), Devices: []control.DeviceStatus{{Name: control.DeviceCPU}}}}
 	for b := range 32 {
 		s.BoundsMillis = append(s.BoundsMillis, 0.05*math.Pow(1.5, float64(b)))
 	}
@@ -39,7 +39,7 @@ func manySample(at time.Time, peer *clienttest.Manager) *control.Sample {
 		s.Status.Functions = append(s.Status.Functions, control.FunctionStatus{
 			Name: name, Address: peer.Addr().Addr().String(), Port: int(peer.Addr().Port()), Model: finder.Name, Version: finder.Version, SLOMillis: 10,
 			Swaps: phase / 400, InFlight: int(phase % 7), Guarantee: &control.GuaranteeStatus{UsePercent: 4 + float64(phase%10)/10, DemotedPercent: float64(phase%3) / 2},
-			Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{{Generation: 1, Role: control.Serve, State: control.Active}}}},
+			Instances: []control.InstanceStatus{{Device: control.DeviceCPU, Processes: []control.ProcessStatus{{Generation: 1, Role: control.Serve, State: control.Active}}}},
 		})
 		f := control.FunctionSample{Name: name, Latency: make([]uint64, len(s.BoundsMillis)+1), Results: make([]uint64, wire.NumStatuses), Ran: 40 * steps, BatchSum: 90 * float64(steps)}
 		for b := range 12 {

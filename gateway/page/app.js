@@ -186,7 +186,7 @@ class View {
     const late = total ? answers - total.r[0] : 0;
     const serving = (f.instances || []).every((i) => (i.processes || []).some((p) => p.role === "serve" && p.state === "active"));
     const bad = !serving || f.lost > 0 || (p99 !== null && p99 > f.slo_ms) || late > 0.01 * answers;
-    tile.style.order = this.state.status.devices.findIndex((d) => d.name === f.instances[0].device);
+    tile.style.order = this.state.status.devices.findIndex((d) => d.name === f.instances?.[0]?.device);
     tile.classList.toggle("bad", bad);
     tile.classList.toggle("idle", !bad && answers === 0);
     const set = (selector, text) => { const e = tile.querySelector(selector); if (e.textContent !== text) e.textContent = text; };
