@@ -21,8 +21,8 @@ func (c *Client) send() {
 	s := &c.sender
 	defer s.timer.Stop()
 	for {
-		now := nanotime()
 		c.mu.Lock()
+		now := nanotime() // no request is queued later
 		c.expireQueuedLocked(now)
 		c.expireLocked(now)
 		c.fillLocked(now)
