@@ -492,7 +492,11 @@ func TestEndWork(t *testing.T) {
 					}
 				}
 			}
-			s := listen(t, Options{}, device)
+			o := Options{}
+			if row.name == "stop, handled" {
+				o.StopTimeout = patience // a busy shell takes long
+			}
+			s := listen(t, o, device)
 			r := runScript(t, s, row.script, func(c *Command) { c.Own, c.Stdin = row.own, pipe(t) })
 			r.line(t, "there")
 			s.mu.Lock()
