@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/manager/policy/placement"
@@ -178,18 +179,25 @@ func (b *nodeBed) runsOn(name string, number int) {
 	}
 }
 
+// startRequests sends four requests to a function, of which its process starts the first n. It returns the slots of all.
+func (b *nodeBed) startRequests(name string, n int) (f *bed, process *datapathtest.Process, s *datapathtest.Client, slots []uint32) {
+	b.t.Helper()
+	f, process = b.consumer(name)
+	s = f.dial()
+	for tag := range uint64(4) {
+		s.Send(tag)
+	}
+	slots = process.Await(4)
+	process.Start(slots[:n])
+	return f, process, s, slots
+}
+
 func TestMoveToDevice(t *testing.T) {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	b, in := newMover(t)
 	before, _ := b.serves("a")
-	f, first := b.consumer("a")
-	s := f.dial()
-	for tag := range uint64(4) {
-		s.Send(tag)
-	}
-	slots := first.Await(4)
-	first.Start(slots[:2])
+	f, first, s, slots := b.startRequests("a", 2)
 
 	must.OK(t, in.move(b.devices[1]))
 	for range 3 {
@@ -317,13 +325,7 @@ func TestLostDevice(t *testing.T) {
 	if !b.onDevice("first", "cuda") || !b.onDevice("second", "cuda") || !b.onDevice("stays", "cuda:1") {
 		t.Fatalf("processes %+v", b.told.Processes)
 	}
-	f, process := b.consumer("second")
-	s := f.dial()
-	for tag := range uint64(4) {
-		s.Send(tag)
-	}
-	slots := process.Await(4)
-	process.Start(slots[:1])
+	_, _, s, _ := b.startRequests("second", 1)
 
 	b.lost = map[string]string{"cuda": "NVML: GPU is lost"}
 	turns := 0
