@@ -77,7 +77,7 @@ func (s *supervisor) openDevices(wanted *control.Desired, adopting bool) {
 	}
 }
 
-// lacks compares an open device with what is wanted: MPS, or turns without it, and measured priorities.
+// lacks reports whether an open device is without something that is wanted: MPS, turns in place of MPS, or measured priorities.
 func (d *device) lacks(o gpu.Options) bool {
 	fellBack := d.onGPU() && d.Lost == "" && !d.sharesAtOnce() && !o.NoMPS
 	return d.NoMPS != o.NoMPS || o.Probe && !d.Probe || fellBack

@@ -56,8 +56,8 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// A fault ends the guests inside MPS of one device, and a loss all of its guests. A driver that hangs delays only guests
-// of its own device.
+// A fault ends the guests inside MPS of one device, and a loss all of its guests. If the driver of one device hangs, guests of
+// other devices do not wait.
 func TestDevicesApart(t *testing.T) {
 	answer := make(chan struct{})
 	defer close(answer)

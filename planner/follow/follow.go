@@ -1,10 +1,10 @@
 // Package follow decides when the rates of services have left a plan, and which rates to plan for
 // then. It is pure: the caller has the clock and counts requests.
 //
-// A plan has headroom over what was measured. A service that exceeds its planned rate for UpAfter
-// is planned again. So is one that, for DownAfter, would have fitted in a plan that is smaller by
-// the headroom: a burst keeps what it got until DownAfter has passed without another. Changes are
-// at least Between apart.
+// A plan has headroom over what was measured. A service is planned again in two cases: it exceeds
+// its planned rate for UpAfter, or for DownAfter it would have fitted in a plan that is smaller by
+// the headroom. A burst therefore keeps what it got until DownAfter has passed without another.
+// Changes are at least Between apart.
 package follow
 
 import (

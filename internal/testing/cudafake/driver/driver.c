@@ -16,7 +16,7 @@
 //
 //	devices=1 sms=132 memory=1073741824 version=13000
 //	                   devices are up to 8 GPUs. $PENSTOCK_FAKE_GPUS is their default number. GPU i
-//	                   has (8-i)/8 of the multiprocessors and of the memory of GPU 0
+//	                   has (8-i)/8 of the multiprocessors and of the memory of GPU 0.
 //	mig=1              GPU 1 is divided into two MIG instances
 //	gpus=PATH          the condition of each GPU is in this file (struct condition)
 //	late=200us         every operation takes that long (us, ms, s)
