@@ -169,7 +169,8 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 	slab := sources.All[0].Slab().Bytes()
 	slots := cmp.Or(o.Slots, aggregate.AutoSlots(len(slab), largest))
 	p := &Port{
-		log: o.Log,
+		name: o.Name,
+		log:  o.Log,
 		geometry: shm.Geometry{
 			Slots:        uint32(slots),
 			MaxFragments: uint32(descriptorsPerFragment * fragments),
@@ -216,8 +217,10 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 	for i, src := range sources.All {
 		p.receivers = append(p.receivers, &receiver{port: p, index: i, source: src, aggregate: aggregators[i]})
 	}
-	p.name = o.Name
-	return p, p.SetQueues(o.Queues)
+	if err = p.SetQueues(o.Queues); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // SetQueues sets how many queues get requests, at least one. It makes those that are missing. Queues that are too many

@@ -1,10 +1,16 @@
 package datapath
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/openfiles"
 )
 
 func TestFlying(t *testing.T) {
@@ -39,5 +45,30 @@ func TestFlying(t *testing.T) {
 			t.Error("flying continues after a break")
 		}
 		break
+	}
+}
+
+// Without a file descriptor for each of its queues there is no port, and nothing stays open.
+func TestPortWithoutDescriptors(t *testing.T) {
+	openfiles.CheckLeaks(t)
+	var was unix.Rlimit
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	failures := 0
+	for more := uint64(0); ; more++ {
+		s := open(t, loopback(), 1)
+		must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(openfiles.Count(t)) + more, Max: was.Max}))
+		p, err := NewPort(s, testOptions(3))
+		must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+		if err == nil {
+			p.Stop()
+			must.OK(t, p.Close())
+			break
+		}
+		if failures++; p != nil || !errors.Is(err, unix.EMFILE) {
+			t.Fatalf("port %v, %v", p, err)
+		}
+	}
+	if failures < 3 {
+		t.Errorf("%d attempts failed, want one for each queue", failures)
 	}
 }
