@@ -9,8 +9,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -48,6 +50,7 @@ const (
 	SharePath    = "/share"    // ShareOrder
 	MovePath     = "/move"     // MoveOrder; answered when the new process serves, or when it cannot
 	PlacePath    = "/place"    // PlacementOrder; answered when all serve there, or when one cannot and all is as before
+	PeersPath    = "/peers"    // PeersOrder
 )
 
 // CardPath returns the card of the model that serves a function, a models.Card as JSON.
@@ -117,6 +120,58 @@ type PlacedSegment struct {
 	Processes int `json:"processes"`
 	// SharePercent is that of each instance; 0: no fixed share.
 	SharePercent float64 `json:"share_percent,omitempty"`
+}
+
+// PeersOrder tells a function which other nodes serve it. Clients that follow are sent to them (docs/wire.md) while
+// the function drains, or gets more than Rate.
+type PeersOrder struct {
+	Function string `json:"function"`
+	// Peers are the other nodes, at most MaxPeers; none: no client is sent away.
+	Peers []Peer `json:"peers,omitempty"`
+	// Self is the address at which clients reach this node.
+	Self netip.AddrPort `json:"self,omitzero"`
+	// Rate is the planned rate of this node, in requests per second; 0: none.
+	Rate float64 `json:"rate,omitempty"`
+	// Drain sends all clients that follow to peers. The function still serves the others.
+	Drain bool `json:"drain,omitempty"`
+}
+
+// Peer is another node that serves the function.
+type Peer struct {
+	Address netip.AddrPort `json:"address"`
+	// Weight is the planned rate of the node, in requests per second.
+	Weight float64 `json:"weight"`
+}
+
+// MaxPeers is the max number of PeersOrder.Peers.
+const MaxPeers = 16
+
+// MaxRate is the max rate and weight of a PeersOrder.
+const MaxRate = 1e9
+
+// Check returns an error if the order cannot be carried out for any function.
+func (o *PeersOrder) Check() error {
+	if n := len(o.Peers); n > MaxPeers {
+		return fmt.Errorf("peers: %d, want at most %d", n, MaxPeers)
+	}
+	if !(o.Rate >= 0 && o.Rate <= MaxRate) {
+		return fmt.Errorf("rate: %v requests per second, want 0 to %v", o.Rate, MaxRate)
+	}
+	if len(o.Peers) > 0 && !o.Self.IsValid() {
+		return errors.New("self: is missing; want the address and port at which clients reach this node")
+	}
+	for i, p := range o.Peers {
+		same := func(other Peer) bool { return other.Address == p.Address }
+		switch {
+		case !p.Address.IsValid() || p.Address.Addr().IsUnspecified() || p.Address.Port() == 0:
+			return fmt.Errorf("peers[%d].address: %v, want an address and a port", i, p.Address)
+		case p.Address == o.Self || slices.ContainsFunc(o.Peers[:i], same):
+			return fmt.Errorf("peers[%d].address: %v is named twice, want each node once", i, p.Address)
+		case !(p.Weight > 0 && p.Weight <= MaxRate):
+			return fmt.Errorf("peers[%d].weight: %v requests per second, want more than 0, and at most %v", i, p.Weight, MaxRate)
+		}
+	}
+	return nil
 }
 
 // SendOrder sends an order to the manager whose runtime folder is dir. It returns the line
