@@ -108,6 +108,8 @@ type FunctionPlacement struct {
 	Model string `json:"model,omitempty"`
 	// SLO is the latency objective; 0: the card's.
 	SLO time.Duration `json:"slo,omitempty"`
+	// Port is the UDP port of a function that is added, and that of one that exists; 0: any.
+	Port uint16 `json:"port,omitempty"`
 	// Segments are all places of the function; none removes it.
 	Segments []PlacedSegment `json:"segments"`
 }

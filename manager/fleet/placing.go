@@ -86,7 +86,7 @@ func (fl *Fleet) Place(o control.PlacementOrder) (Order, error) {
 
 // functionOf is the function that an order adds.
 func functionOf(c *control.FunctionPlacement) configs.Function {
-	return configs.Function{Name: c.Name, Model: c.Model, SLO: c.SLO, Instances: 1}
+	return configs.Function{Name: c.Name, Model: c.Model, SLO: c.SLO, Port: c.Port, Instances: 1}
 }
 
 // checkPlacement returns the instances that an order wants of each function, or what cannot be done.
@@ -207,6 +207,8 @@ func (fl *Fleet) checkPlaced(c *control.FunctionPlacement, want []placed) (err e
 		return fmt.Errorf("it runs model %s, and the order wants %s; run `penstock if replace` first", cmp.Or(f.config.Model, f.name), c.Model)
 	case c.SLO != 0 && c.SLO != f.slo:
 		return fmt.Errorf("its objective is %v, and the order wants %v; change its `slo` first", f.slo, c.SLO)
+	case c.Port != 0 && c.Port != f.port.LocalAddr().Port():
+		return fmt.Errorf("it has port %d, and the order wants %d; remove it first", f.port.LocalAddr().Port(), c.Port)
 	}
 	return nil
 }

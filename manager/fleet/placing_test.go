@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/must"
 )
 
@@ -172,6 +173,8 @@ func TestPlaceRefused(t *testing.T) {
 	}
 	other, slow := segment("cuda", 1, 10), segment("cuda", 1, 10)
 	other.Model, slow.SLO = "other", time.Hour
+	elsewhere := segment("cuda", 1, 10)
+	elsewhere.Port = 1
 	twice := segment("cuda", 1, 10)
 	twice.Segments = append(twice.Segments, control.PlacedSegment{Device: "cuda", Processes: 1, SharePercent: 20})
 	unnamed := segment("cuda", 1, 10)
@@ -188,7 +191,8 @@ func TestPlaceRefused(t *testing.T) {
 		"the shares on device cuda:1 are 110 % together":            placements(segment("cuda:1", 5, 10)),
 		"function a: it runs model a, and the order wants other":    placements(other),
 		"function a: its objective is 1m0s, and the order wants 1h": placements(slow),
-		"no name": placements(unnamed),
+		"and the order wants 1; remove it first":                    placements(elsewhere),
+		"no name":                                                   placements(unnamed),
 	} {
 		if _, err := b.Place(order); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -198,6 +202,28 @@ func TestPlaceRefused(t *testing.T) {
 	if b.told.Seq != before.Seq {
 		t.Errorf("something was changed: %+v", b.told.Processes)
 	}
+}
+
+// A function that an order adds gets the port of the order.
+func TestPlacePort(t *testing.T) {
+	b := newTwoGPUs(t)
+	b.turns()
+	free := must.Get(freeport.Find())(t)
+	a, other := segments("a", 2, 0), segments("b", 0, 1)
+	a.Port, other.Port = free.Port(), free.Port()
+	for range 2 { // the second order changes nothing
+		must.OK(t, b.ends(must.Get(b.Place(placements(a)))(t)))
+		b.has("a", 2, 0)
+		if port := b.functions.find("a").port.LocalAddr().Port(); port != free.Port() {
+			t.Errorf("a has port %d, want %d", port, free.Port())
+		}
+	}
+	err := b.ends(must.Get(b.Place(placements(other)))(t))
+	if err == nil || !strings.Contains(err.Error(), `belongs to function "a"`) {
+		t.Errorf("the same port for another function: %v", err)
+	}
+	b.has("a", 2, 0)
+	b.has("b", 0, 0)
 }
 
 // A plan may cut MIG instances: they are devices of the node as long as an order uses them.
