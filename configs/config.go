@@ -33,7 +33,7 @@ type Config struct {
 	Trusted []netip.Prefix `yaml:"trusted" default:"[]" maxItems:"64" pattern:"^[0-9a-fA-F.:]+/[0-9]{1,3}$" want:"a network like 10.0.0.0/8 or 192.0.2.7/32"`
 	// Where datagrams come from: the kernel's sockets, or a port that DPDK polls (docs/networking.md).
 	Source Source `yaml:"source" default:"udp" want:"udp, or {dpdk: {port: ..., addresses: [...]}}"`
-	// Address of /metrics, /healthz, /readyz and /status.json.
+	// Address of /metrics, /healthz, /readyz, /status.json and /rates.
 	HTTP netip.AddrPort `yaml:"http" default:"127.0.0.1:9650" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 127.0.0.1:9650"`
 	// HTTP inference (docs/http.md). `gateway: off` starts none.
 	Gateway Gateway `yaml:"gateway" want:"off, or {address: ADDRESS:PORT}"`

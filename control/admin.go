@@ -23,7 +23,7 @@ import (
 // AdminSocket is the name of the manager's Unix socket for operators' orders, in the runtime
 // folder. An order is an HTTP POST with one JSON object. The answer is one line: with status
 // 200 it says what was done, with 400 what was wrong. The socket also answers GET of
-// StatusPath, SamplePath, CardPath and PicturePath.
+// StatusPath, RatesPath, SamplePath, CardPath and PicturePath.
 const AdminSocket = "admin.sock"
 
 // ListenAdmin opens the admin socket of the manager whose runtime folder is dir. It returns
@@ -199,6 +199,11 @@ const statusPatience = 5 * time.Second
 // hangs, ReadStatus gives up after statusPatience.
 func ReadStatus(ctx context.Context, dir string) (Status, error) {
 	return read[Status](ctx, dir, StatusPath)
+}
+
+// ReadRates asks the manager whose runtime folder is dir for its rates.
+func ReadRates(ctx context.Context, dir string) (Rates, error) {
+	return read[Rates](ctx, dir, RatesPath)
 }
 
 // ReadStatusAt asks a manager of any machine for its status. The address is that of its status page:

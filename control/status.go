@@ -8,6 +8,28 @@ import (
 // StatusPath is the path at which the manager's HTTP server returns a Status.
 const StatusPath = "/status.json"
 
+// RatesPath is the path at which the manager's HTTP server returns Rates.
+const RatesPath = "/rates"
+
+// Rates is what a planner of several nodes reads often.
+type Rates struct {
+	Functions []FunctionRate `json:"functions"`
+}
+
+// FunctionRate is the load of a function. Counters begin at 0 when the function is added.
+type FunctionRate struct {
+	Name string `json:"name"`
+	// Offered counts the requests that have arrived, also those turned away because there was no room. It does not count
+	// requests that the model does not take.
+	Offered uint64 `json:"offered"`
+	// Planned is PeersOrder.Rate.
+	Planned float64 `json:"planned"`
+	// Ready reports whether each instance has a process that serves.
+	Ready bool `json:"ready"`
+	// Waiting is the number of requests that have begun and are not answered.
+	Waiting int `json:"waiting"`
+}
+
 // Status is the present state of the manager and its inference functions, for load generators
 // and operators. Counters count since the manager started, or since the function was added if
 // that was later. A counter that falls means that the function was removed and added again.

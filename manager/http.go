@@ -44,6 +44,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	})
 	tell.HandleFunc("GET /readyz", m.ready)
 	tell.HandleFunc("GET "+control.StatusPath, m.show(statusOf))
+	tell.HandleFunc("GET "+control.RatesPath, m.show(ratesOf))
 	listener, err := net.Listen("tcp", m.cfg.HTTP.String())
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics: %w; stop the other node, or set another address with `http:` in the configuration", err)
@@ -55,6 +56,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	}
 	own := http.NewServeMux()
 	own.HandleFunc("GET "+control.StatusPath, m.show(statusOf))
+	own.HandleFunc("GET "+control.RatesPath, m.show(ratesOf))
 	own.HandleFunc("GET "+control.SamplePath, m.show(sampleOf))
 	own.HandleFunc("GET "+control.CardPath, m.card)
 	own.HandleFunc("GET "+control.PicturePath, m.picture)
@@ -150,6 +152,17 @@ func (m *Manager) show(view func(observe.Snapshot) any) http.HandlerFunc {
 }
 
 func statusOf(s observe.Snapshot) any { return s.Status }
+
+func ratesOf(s observe.Snapshot) any {
+	rates := control.Rates{Functions: []control.FunctionRate{}}
+	for i, f := range s.Functions {
+		n := &f.Stats.Requests
+		rates.Functions = append(rates.Functions, control.FunctionRate{
+			Name: s.Status.Functions[i].Name, Offered: n.Begun + n.Busy, Planned: f.Planned, Ready: f.Serving, Waiting: n.Gathering + n.InFlight,
+		})
+	}
+	return rates
+}
 
 func sampleOf(s observe.Snapshot) any { return observe.NewSample(s) }
 

@@ -4,12 +4,17 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/manager/observe"
 )
 
 // The status port answers next to connections that send nothing, and not to pages of other sites.
@@ -55,5 +60,22 @@ func TestStatusPort(t *testing.T) {
 	answer := httptest.NewRecorder()
 	if ownPages(page, false).ServeHTTP(answer, request); answer.Code != 200 {
 		t.Errorf("on another address than loopback: %d %s", answer.Code, answer.Body)
+	}
+}
+
+// Offered requests are also those turned away for lack of room, but not those that the model does not take.
+func TestRates(t *testing.T) {
+	s := observe.Snapshot{
+		Status: control.Status{Functions: []control.FunctionStatus{{Name: "a"}, {Name: "b"}}},
+		Functions: []observe.Function{
+			{Serving: true, Planned: 50, Stats: datapath.Stats{Requests: aggregate.Stats{
+				Begun: 100, Complete: 90, Busy: 20, Refused: 7, Shed: 3, Gathering: 2, InFlight: 4,
+			}}},
+			{},
+		},
+	}
+	want := control.Rates{Functions: []control.FunctionRate{{Name: "a", Offered: 120, Planned: 50, Ready: true, Waiting: 6}, {Name: "b"}}}
+	if got := ratesOf(s); !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }

@@ -34,7 +34,8 @@ type Function struct {
 	Histograms *Histograms
 	Picture    uint64 // number of the newest picture
 	Serving    bool
-	Failures   uint64 // processes that ended unexpectedly
+	Planned    float64 // control.PeersOrder.Rate
+	Failures   uint64  // processes that ended unexpectedly
 	// Device memory: of the linked model, and of the largest batch beyond that.
 	PersistentBytes, EphemeralBytes int64
 	// Uses are the instances' guarantees; nil if the node has none.
