@@ -22,13 +22,14 @@ func (c change) String() string { return fmt.Sprintf("%v %.4g>%.4g", c.at, c.fro
 
 // day lets a service's rate be a function of time, and plans all that the follower wants.
 func day(interval, long time.Duration, planned float64, rate func(time.Duration) float64) (changes []change, short time.Duration) {
-	f := New(map[string]float64{"s": planned})
+	f := New(Default)
+	f.Planned = map[string]float64{"s": planned}
 	arrived := 0.0
 	for at := time.Duration(0); at <= long; at += interval {
 		if want := f.Observe(start.Add(at), map[string]uint64{"s": uint64(arrived)}); want != nil {
 			changes = append(changes, change{at, planned, want["s"]})
 			planned = want["s"]
-			f.Planned(want)
+			f.Planned = want
 		}
 		if rate(at) > planned {
 			short += interval
@@ -94,12 +95,12 @@ func TestDay(t *testing.T) {
 			}
 			return x
 		}
-		changes, short := day(10*time.Second, 24*time.Hour, 1500*Headroom, rate)
+		changes, short := day(10*time.Second, 24*time.Hour, 1500*Default.Headroom, rate)
 		for i, c := range changes {
-			if i > 0 && c.at-changes[i-1].at < Between {
+			if i > 0 && c.at-changes[i-1].at < Default.Between {
 				t.Errorf("seed %d: %v after %v", seed, c, changes[i-1])
 			}
-			if i > 0 && c.to < c.from && c.at-changes[i-1].at < DownAfter {
+			if i > 0 && c.to < c.from && c.at-changes[i-1].at < Default.DownAfter {
 				t.Errorf("seed %d: down at %v, %v after the change %v", seed, c, c.at-changes[i-1].at, changes[i-1])
 			}
 		}
@@ -113,7 +114,7 @@ func TestDay(t *testing.T) {
 // Constant rates within the headroom's width cause at most one change per service.
 func TestSteady(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		level := rapid.Float64Range(2, 1e5).Draw(t, "rate")
+		level := rapid.Float64Range(50, 1e5).Draw(t, "rate")
 		planned := rapid.Float64Range(1, 1e5).Draw(t, "planned")
 		width := rapid.Float64Range(0, 0.14).Draw(t, "noise")
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
@@ -125,10 +126,29 @@ func TestSteady(t *testing.T) {
 }
 
 func TestRestart(t *testing.T) {
-	f := New(map[string]float64{"s": 100})
+	f := New(Default)
+	f.Planned = map[string]float64{"s": 100}
 	for i, arrived := range []map[string]uint64{{"s": 1e6}, {"s": 1e6 + 900}, {"s": 5}, {}, {"s": 1e6}, {"s": 1e6 + 900}} {
 		if want := f.Observe(start.Add(time.Duration(i)*10*time.Second), arrived); want != nil {
 			t.Errorf("%d: %v", i, want)
 		}
 	}
+}
+
+// Planned rates are powers of a step, so that small differences plan the same.
+func TestStep(t *testing.T) {
+	rule := Default
+	rule.Step = 1.1
+	rapid.Check(t, func(t *rapid.T) {
+		var s Service
+		rate := rapid.Float64Range(2, 1e9).Draw(t, "rate")
+		got := s.Observe(rule, start, start.Add(rule.UpAfter), rate, 1)
+		power := math.Log(got) / math.Log(1.1)
+		if math.Abs(power-math.Round(power)) > 1e-6 || got < rate*rule.Headroom*(1-1e-6) || got > rate*rule.Headroom*1.1 {
+			t.Errorf("%v is planned as %v", rate, got)
+		}
+		if again := s.Observe(rule, start.Add(rule.UpAfter), start.Add(time.Hour), rate, got); again != got {
+			t.Errorf("%v is planned as %v, then as %v", rate, got, again)
+		}
+	})
 }

@@ -20,7 +20,7 @@ import (
 // Follow carries out the plan of a node's configuration, and changes it when rates leave it, until
 // ctx ends. It logs what it does, and why it cannot.
 func Follow(ctx context.Context, c configs.Config, openMIG func() (mig.Session, error), log zerolog.Logger) {
-	f := follower{c: c, openMIG: openMIG, log: log}
+	f := follower{c: c, openMIG: openMIG, log: log, rates: follow.New(follow.Default)}
 	tick := time.NewTicker(c.Plan.Follow)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -40,8 +40,8 @@ type follower struct {
 	c       configs.Config
 	openMIG func() (mig.Session, error)
 	log     zerolog.Logger
-	rates   *follow.Follower // nil before the first plan
-	failure string           // that was logged last
+	rates   *follow.Follower
+	failure string // that was logged last
 }
 
 // step measures the rates. If they have left the plan, it plans again and carries that out.
@@ -54,7 +54,7 @@ func (f *follower) step(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if f.rates != nil {
+	if f.rates.Planned != nil {
 		arrived := map[string]uint64{}
 		for _, s := range status.Functions {
 			arrived[s.Name] = s.Accepted
@@ -76,10 +76,7 @@ func (f *follower) step(ctx context.Context, now time.Time) error {
 	for _, s := range services {
 		rates[s.Name] = s.RateRPS
 	}
-	if f.failure = ""; f.rates == nil {
-		f.rates = follow.New(rates)
-	}
-	f.rates.Planned(rates)
+	f.failure, f.rates.Planned = "", rates
 	return nil
 }
 

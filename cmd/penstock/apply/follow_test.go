@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testing/migfake"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/planner/follow"
 )
 
 const published = "../../../plan/testdata/parvagpu/prof_data"
@@ -34,7 +35,7 @@ func newFollower(t *testing.T, mig string, rows string) (*follower, *migfake.Nod
 	must.OK(t, os.WriteFile(n.File, []byte("mig: "+mig+"\ndevices: [cpu]\nmodels: ["+dir+"]\nfunctions: []\n"), 0o600))
 	var log bytes.Buffer
 	c := configs.Config{RuntimeDir: n.Serve(t), Plan: configs.Plan{Profiles: published, Services: services, Follow: 10 * time.Second}}
-	return &follower{c: c, openMIG: n.Open, log: zerolog.New(&log)}, n, &log
+	return &follower{c: c, openMIG: n.Open, log: zerolog.New(&log), rates: follow.New(follow.Default)}, n, &log
 }
 
 func processes(n *migfake.Node, function string) (sum int) {
