@@ -127,7 +127,7 @@ func quoted(text string) int {
 	return len(text)
 }
 
-var directivePattern = regexp.MustCompile(`^(go:|export |line |nolint|lint:|#)`)
+var directivePattern = regexp.MustCompile(`^(go:|export |line |nolint|lint:|#| \+[a-z]+)`)
 
 func directive(comment string) bool { return directivePattern.MatchString(comment) }
 

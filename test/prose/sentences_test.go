@@ -15,9 +15,9 @@ func TestSentences(t *testing.T) {
 			name: "Go",
 			file: "a.go",
 			text: "// Package a is short. It has\n// two sentences.\npackage a\n\n" +
-				"//go:generate something\n\nvar s = \"// no comment\" // A comment.\n" +
+				"//go:generate something\n// +kubebuilder:validation:Minimum=1\n\nvar s = \"// no comment\" // A comment.\n" +
 				"var r = `\n// no comment\n`\n\n/* A block\n * of two lines. */\n",
-			want: []string{"1: Package a is short.", "1: It has two sentences.", "7: A comment.", "12: A block of two lines."},
+			want: []string{"1: Package a is short.", "1: It has two sentences.", "8: A comment.", "13: A block of two lines."},
 		},
 		{
 			name: "Go identifier",
