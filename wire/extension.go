@@ -11,7 +11,7 @@ import (
 // fragments. 64 bytes:
 //
 //	 0  u32 deadline, µs, 0 for none
-//	 4  u8 priority · u8 use of the bytes from 24 on · 2 × zero
+//	 4  u8 priority · u8 use of the bytes from 24 on · u8 1 if the client follows StatusMoved, else 0 · zero
 //	 8  u64 the client's send time
 //	16  u64 address cookie, 0 for none
 //
@@ -42,6 +42,8 @@ type Extension struct {
 	// client receives at its source address (RFC 9000, section 8.1). 0 means
 	// that the client has none.
 	Cookie uint64
+	// Follows allows the manager to answer with StatusMoved.
+	Follows bool
 	// Missing names the fragments of the answer that a question asks for. The zero
 	// value asks for the whole answer. If it names any, the fields below are not sent.
 	Missing Missing
@@ -126,6 +128,9 @@ func (e *Extension) Put(b []byte) {
 	clear(b)
 	binary.LittleEndian.PutUint32(b[0:], micros(e.Deadline+time.Microsecond-1))
 	b[4] = e.Priority
+	if e.Follows {
+		b[6] = 1
+	}
 	binary.LittleEndian.PutUint64(b[8:], e.SentAt)
 	binary.LittleEndian.PutUint64(b[16:], e.Cookie)
 	if !e.Missing.Empty() {
@@ -155,6 +160,7 @@ func DecodeExtension(b []byte) (Extension, error) {
 		Priority: b[4],
 		SentAt:   binary.LittleEndian.Uint64(b[8:]),
 		Cookie:   binary.LittleEndian.Uint64(b[16:]),
+		Follows:  b[6] == 1,
 	}
 	switch b[5] {
 	case useMissing:

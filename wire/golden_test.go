@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"os"
 	"reflect"
 	"regexp"
@@ -41,6 +42,8 @@ var exampleRequest = Extension{
 	Cookie: exampleCookie, LowestScore: 0x4000, Stream: 0x01020304, Picture: Picture{Format: FormatUYVY, Width: 4, Height: 4, Stride: 10, Colours: BT709 | FullRange},
 }
 
+var exampleFollows = Extension{Cookie: exampleCookie, Follows: true}
+
 var exampleExtension = Extension{Deadline: 25 * time.Millisecond, Priority: 3, SentAt: 0x1122334455667788}
 
 var (
@@ -58,6 +61,7 @@ var (
 	exampleLate       = Result{Status: StatusLate, Credit: 5, ModelVersion: 2, Aggregate: 300 * time.Microsecond, Queue: 18 * time.Millisecond, Objective: 25 * time.Millisecond}
 	exampleNoToken    = Result{Status: StatusRefused, ModelVersion: 2, NeedsToken: true}
 	exampleBusy       = Result{Status: StatusBusy, ModelVersion: 2}
+	exampleMoved      = Result{Status: StatusMoved, ModelVersion: 2, Moved: netip.MustParseAddrPort("192.0.2.2:5001"), Lifetime: 30 * time.Second}
 	exampleProve      = Result{Status: StatusBusy, ModelVersion: 2, Cookie: exampleCookie}
 )
 
@@ -107,6 +111,8 @@ func examples() map[string][]byte {
 		"busy-cookie":      AppendResult(nil, exampleID, &exampleProve, nil, DefaultFragmentBytes, 0, false),
 		"data-cookie":      exampleData(0, FlagExtension|FlagRetransmitted, &exampleProof),
 		"refused-token":    AppendResult(nil, exampleID, &exampleNoToken, nil, DefaultFragmentBytes, 0, false),
+		"data-follows":     exampleData(0, FlagExtension, &exampleFollows),
+		"moved":            AppendResult(nil, exampleID, &exampleMoved, nil, DefaultFragmentBytes, 0, false),
 		"hello":            exampleHello(TypeHello),
 		"proof":            exampleHello(TypeProof),
 		"data-question":    exampleData(0, FlagExtension|FlagRetransmitted, &exampleQuestion),
@@ -180,6 +186,8 @@ func TestDecodeGolden(t *testing.T) {
 		"data-question":    header(TypeData, FlagExtension|FlagRetransmitted, 0, 40, 0, 3, 16),
 		"data-request":     header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
 		"busy-cookie":      header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
+		"data-follows":     header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
+		"moved":            header(TypeResult, FlagLast, 0, 0, 0, 1, 0),
 		"data-middle":      header(TypeData, 0, 16, 40, 1, 3, 16),
 		"data-last":        header(TypeData, FlagLast, 32, 40, 2, 3, 8),
 		"data-again":       header(TypeData, FlagRetransmitted|FlagPadded, 16, 40, 1, 3, 16),
@@ -202,7 +210,7 @@ func TestDecodeGolden(t *testing.T) {
 	}
 
 	for name, want := range map[string]Extension{
-		"data-first": exampleExtension, "data-cookie": exampleProof, "data-question": exampleQuestion, "data-request": exampleRequest,
+		"data-first": exampleExtension, "data-cookie": exampleProof, "data-question": exampleQuestion, "data-request": exampleRequest, "data-follows": exampleFollows,
 	} {
 		if e, err := DecodeExtension(shown[name][HeaderSize:]); err != nil || e != want {
 			t.Errorf("extension of %s: got %+v, %v; want %+v", name, e, err, want)
@@ -214,7 +222,7 @@ func TestDecodeGolden(t *testing.T) {
 		t.Errorf("extension of an unknown use: got %+v, %v; want %+v", e, err, exampleProof)
 	}
 	for name, want := range map[string]Result{
-		"busy-cookie": exampleProve, "refused-token": exampleNoToken,
+		"busy-cookie": exampleProve, "refused-token": exampleNoToken, "moved": exampleMoved,
 		"result": exampleTopK, "result-fragments": exampleBoxResult, "result-tensors": exampleTensorOK, "incomplete": exampleIncomplete, "busy": exampleBusy, "late": exampleLate,
 	} {
 		if _, got, _, err := DecodeResult(shown[name]); err != nil || got != want {

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"time"
 )
 
@@ -26,11 +27,13 @@ const (
 	StatusRefused Status = 4
 	// StatusFailed means that the request was complete and its run failed.
 	StatusFailed Status = 5
+	// StatusMoved means that the client is to send the request, and others, to Moved. Only clients that follow get it.
+	StatusMoved Status = 6
 	// NumStatuses is the size of an array indexed by Status.
-	NumStatuses = 6
+	NumStatuses = 7
 )
 
-var statusWords = [NumStatuses]string{"ok", "late", "incomplete", "busy", "refused", "failed"}
+var statusWords = [NumStatuses]string{"ok", "late", "incomplete", "busy", "refused", "failed", "moved"}
 
 func (s Status) String() string {
 	if int(s) < len(statusWords) {
@@ -81,6 +84,10 @@ func (k Kind) String() string {
 //	52  u32 the size of the function's pictures, 0 for unknown
 //	56  u32 the size of the largest picture of another format or shape, 0 for none
 //	60  u8 1 if the function needs a token, else 0 · 3 × zero, ignored when read
+//
+// With StatusMoved no stage was reached. In the place of their times are:
+//
+//	12  16 × IPv6 address, ::ffff:0:0/96 for IPv4 · u16 port · u16 lifetime, s
 type Result struct {
 	Status Status
 	Kind   Kind
@@ -117,6 +124,10 @@ type Result struct {
 	LargestPicture uint32
 	// NeedsToken is set with StatusRefused if the function has keys, and the request had no valid token.
 	NeedsToken bool
+	// Moved is where the client is to send requests for Lifetime, with StatusMoved. Lifetime 0 is for this request only.
+	// The wire has whole seconds, rounded up, at most 18 hours.
+	Moved    netip.AddrPort
+	Lifetime time.Duration
 }
 
 // StageNames are the names of the stages in reports, in order.
@@ -136,11 +147,16 @@ func (r *Result) Put(b []byte) {
 	binary.LittleEndian.PutUint16(b[4:], r.Credit)
 	binary.LittleEndian.PutUint16(b[6:], r.Missing)
 	binary.LittleEndian.PutUint32(b[8:], r.ModelVersion)
-	binary.LittleEndian.PutUint32(b[12:], micros(r.Aggregate))
-	binary.LittleEndian.PutUint32(b[16:], micros(r.Queue))
-	binary.LittleEndian.PutUint32(b[20:], micros(r.Gather))
-	binary.LittleEndian.PutUint32(b[24:], micros(r.Infer))
-	binary.LittleEndian.PutUint32(b[28:], micros(r.Reply))
+	if r.Status == StatusMoved {
+		to := r.Moved.Addr().As16()
+		copy(b[12:], to[:])
+		binary.LittleEndian.PutUint16(b[28:], r.Moved.Port())
+		binary.LittleEndian.PutUint16(b[30:], uint16(min((r.Lifetime+time.Second-1)/time.Second, 1<<16-1)))
+	} else {
+		for i, stage := range [...]time.Duration{r.Aggregate, r.Queue, r.Gather, r.Infer, r.Reply} {
+			binary.LittleEndian.PutUint32(b[12+4*i:], micros(stage))
+		}
+	}
 	binary.LittleEndian.PutUint64(b[32:], r.SentAt)
 	binary.LittleEndian.PutUint64(b[40:], r.Cookie)
 	binary.LittleEndian.PutUint32(b[48:], micros(r.Objective))
@@ -199,17 +215,23 @@ func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
 		Credit:         binary.LittleEndian.Uint16(block[4:]),
 		Missing:        binary.LittleEndian.Uint16(block[6:]),
 		ModelVersion:   binary.LittleEndian.Uint32(block[8:]),
-		Aggregate:      time.Duration(binary.LittleEndian.Uint32(block[12:])) * time.Microsecond,
-		Queue:          time.Duration(binary.LittleEndian.Uint32(block[16:])) * time.Microsecond,
-		Gather:         time.Duration(binary.LittleEndian.Uint32(block[20:])) * time.Microsecond,
-		Infer:          time.Duration(binary.LittleEndian.Uint32(block[24:])) * time.Microsecond,
-		Reply:          time.Duration(binary.LittleEndian.Uint32(block[28:])) * time.Microsecond,
 		SentAt:         binary.LittleEndian.Uint64(block[32:]),
 		Cookie:         binary.LittleEndian.Uint64(block[40:]),
 		Objective:      time.Duration(binary.LittleEndian.Uint32(block[48:])) * time.Microsecond,
 		PictureBytes:   binary.LittleEndian.Uint32(block[52:]),
 		LargestPicture: binary.LittleEndian.Uint32(block[56:]),
 		NeedsToken:     block[0] == byte(StatusRefused) && block[60] == 1,
+	}
+	if r.Status == StatusMoved {
+		r.Moved = netip.AddrPortFrom(netip.AddrFrom16([16]byte(block[12:])).Unmap(), binary.LittleEndian.Uint16(block[28:]))
+		r.Lifetime = time.Duration(binary.LittleEndian.Uint16(block[30:])) * time.Second
+		if a := r.Moved.Addr(); a.IsUnspecified() || a.IsMulticast() || r.Moved.Port() == 0 {
+			return h, r, nil, ErrStatus
+		}
+	} else {
+		for i, stage := range [...]*time.Duration{&r.Aggregate, &r.Queue, &r.Gather, &r.Infer, &r.Reply} {
+			*stage = time.Duration(binary.LittleEndian.Uint32(block[12+4*i:])) * time.Microsecond
+		}
 	}
 	switch {
 	case r.Status >= NumStatuses, (r.Status == StatusBusy) != (h.Type == TypeBusy):

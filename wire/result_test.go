@@ -23,6 +23,9 @@ func TestDecodeResultErrors(t *testing.T) {
 		{"busy in a result", edit(all["incomplete"], status, byte(StatusBusy)), ErrStatus},
 		{"ok in a busy answer", edit(all["busy"], status, byte(StatusOK)), ErrStatus},
 		{"a late answer with a payload", edit(all["result"], status, byte(StatusLate)), ErrStatus},
+		{"moved to port 0", edit(edit(all["moved"], HeaderSize+28, 0), HeaderSize+29, 0), ErrStatus},
+		{"moved to no address", append(append(all["moved"][:HeaderSize+12:HeaderSize+12], make([]byte, 16)...), all["moved"][HeaderSize+28:]...), ErrStatus},
+		{"moved to a multicast address", edit(all["moved"], HeaderSize+12, 0xff), ErrStatus},
 		{"an unknown kind", edit(all["result"], kind, NumKinds), ErrKind},
 		{"a payload of no kind", edit(all["result"], kind, byte(KindNone)), ErrKind},
 	} {
