@@ -513,7 +513,7 @@ func TestProof(t *testing.T) {
 
 func TestDoStatus(t *testing.T) {
 	openfiles.CheckLeaks(t)
-	for status := wire.StatusLate; status < wire.NumStatuses; status++ {
+	for status := wire.StatusLate; status < wire.StatusMoved; status++ {
 		m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {
 			return wire.Result{Status: status, Credit: 1}, nil, true
 		}, clienttest.ManagerOptions{})

@@ -81,7 +81,7 @@ func TestRunCounts(t *testing.T) {
 			defer mu.Unlock()
 			delay := time.Duration(r.Number%7) * time.Millisecond
 			switch kind := kinds[r.Number%len(kinds)]; {
-			case kind < wire.NumStatuses:
+			case kind < int(wire.StatusMoved):
 				want[kind]++
 				return loadfake.Outcome{Delay: delay, Result: wire.Result{Status: wire.Status(kind)}}
 			case kind == 6:

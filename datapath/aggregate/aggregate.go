@@ -9,7 +9,7 @@
 //     Otherwise it looks up (source address, source port, request id) among the live
 //     slots and the requests that ended lately.
 //  3. A new request takes a free slot. Otherwise it is refused (it lacks a token, or its size is
-//     not the model's), or turned away (no slot is free).
+//     not the model's), moved to another node (moved.go), or turned away (no slot is free).
 //  4. The fragment is checked against the request's other fragments and marked in its
 //     bitmap. Descriptors of its payload are written straight into the request table.
 //  5. Fragment 0 says whether the picture is the card's, or of which format and shape it is. The request is refused if
@@ -45,8 +45,8 @@
 //
 // A request that was turned away, evicted or refused is remembered for TurnedAwayFor, long
 // enough for the rest of its fragments to arrive. After that the same id begins a new request.
-// If the client had not proved its address (proof.go), fragment 0 with its cookie begins the
-// request again at once. The file fair.go divides the slots when they run short. A request
+// If the client had not proved its address (proof.go), or was moved, fragment 0 with its cookie
+// begins the request again at once. The file fair.go divides the slots when they run short. A request
 // that was shed before it was received (ingest.Datagram.Shed) is turned away with status
 // busy. It gets the client's credit, because there is room for other requests. Both memories
 // are bounded and drop their oldest entries first.
@@ -336,6 +336,13 @@ func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, eve
 	if !proved && a.common.needsToken() {
 		a.needToken(d, h, events)
 		return
+	}
+	if !d.Shed {
+		if to, ok := a.movedTo(d, h, proved); ok {
+			a.drop(dropBusy, d, events)
+			a.turnAway(k, d, h, wire.Result{Status: wire.StatusMoved, Moved: to, Lifetime: movedFor}, true, events)
+			return
+		}
 	}
 	client := a.senders.touch(proved, a.hash.client(d.From), d.From, a.now)
 	size := wire.FragmentSize(h)
@@ -682,8 +689,8 @@ func asks(h *wire.Header) bool { return h.Index == 0 && h.Flags&wire.FlagRetrans
 // for it.
 func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := a.remembered(ref)
-	if r.stranger && !d.Shed && a.proves(d, h) {
-		// There may be a slot for it now that its client has proved its address.
+	if r.retry && h.Index == 0 && !d.Shed && a.proves(d, h) {
+		// There may be a slot for it now that its client has proved its address, or the client that was moved stays.
 		a.requests.remove(r.hash, ref)
 		r.void = true
 		a.begin(r.requestKey, d, h, events)
@@ -779,13 +786,13 @@ func (a *Aggregator) drop(reason Drop, d *ingest.Datagram, events *Events) {
 }
 
 // turnAway tells a client once that its request gets no slot, and remembers it.
-func (a *Aggregator) turnAway(k requestKey, d *ingest.Datagram, h *wire.Header, result wire.Result, stranger bool, events *Events) {
+func (a *Aggregator) turnAway(k requestKey, d *ingest.Datagram, h *wire.Header, result wire.Result, retry bool, events *Events) {
 	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 {
 		if e, ok := a.extension(d); ok {
 			result.SentAt = e.SentAt
 		}
 	}
-	r := record{requestKey: k, result: result, shed: d.Shed && result.Status == wire.StatusBusy, stranger: stranger}
+	r := record{requestKey: k, result: result, shed: d.Shed && result.Status == wire.StatusBusy, retry: retry}
 	a.tell(&a.turned, r, events)
 }
 
@@ -916,7 +923,7 @@ func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	if shed {
 		result.Credit = a.credit(r.client)
 	}
-	a.tell(&a.turned, record{requestKey: r.requestKey, result: result, shed: shed, stranger: !shed && !r.client.proved}, events)
+	a.tell(&a.turned, record{requestKey: r.requestKey, result: result, shed: shed, retry: !shed && !r.client.proved}, events)
 }
 
 // vacate frees the slot of a live request, and its spans. The slot's other fields stay

@@ -126,6 +126,9 @@ func (c *cookies) hash(epoch int64, from netip.AddrPort, more ...byte) uint64 {
 	return max(siphash.Hash(c.key0, c.key1, key[:n]), 1)
 }
 
+// order returns the place of a client among others, from 0 to 1.
+func (c *cookies) order(from netip.AddrPort) float64 { return unit(c.hash(0, from)) }
+
 // equal compares in constant time, so that a cookie cannot be guessed byte by byte.
 func equal(a, b uint64) bool {
 	var x, y [8]byte

@@ -9,7 +9,7 @@ type record struct {
 	requestKey
 	result   wire.Result
 	shed     bool // busy, although there was room
-	stranger bool // busy, and its client had not proved its address
+	retry    bool // fragment 0 begins it again, if its client has proved its address
 	void     bool // dropped before its time
 	withheld bool // the client must prove its address before it gets the answer
 	budget   budget

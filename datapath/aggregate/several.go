@@ -26,6 +26,9 @@ type common struct {
 	// keys are those of the function, nil if it has none. challenges are for them.
 	keys       atomic.Pointer[[]clientKey]
 	challenges cookies
+	// peers are the function's other nodes, nil if there are none.
+	peers   atomic.Pointer[peers]
+	surplus surplus
 
 	config    *Config
 	slots     int

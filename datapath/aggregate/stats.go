@@ -23,7 +23,7 @@ const (
 	// dropForeign: the request does not suit the model: its size differs, or
 	// its fragments are too many or too small.
 	dropForeign
-	// dropBusy: the request got no slot, or lost it.
+	// dropBusy: the request got no slot, or lost it, or its client was moved.
 	dropBusy
 	// dropFragmented: the fragment needed one descriptor more than there are; its
 	// request is evicted.
@@ -45,7 +45,7 @@ func dropAfter(status wire.Status) Drop {
 	switch status {
 	case wire.StatusRefused:
 		return dropForeign
-	case wire.StatusBusy:
+	case wire.StatusBusy, wire.StatusMoved:
 		return dropBusy
 	}
 	return dropLate
