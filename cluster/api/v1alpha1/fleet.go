@@ -18,6 +18,7 @@ import (
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Planned")].reason`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Planned")].message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]{0,48}[a-z0-9])?$')",message="a name has at most 50 characters, lower case letters, digits and '-', and begins with a letter: labels contain it"
 type Fleet struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -29,19 +30,26 @@ type Fleet struct {
 }
 
 // FleetSpec is what a cluster's operator decides about a pool.
+//
+// +kubebuilder:validation:XValidation:rule="self.damping.downBelow * (100 + self.damping.headroom) * (100 + self.damping.step) < 1000000",message="a plan would shrink as soon as it has grown: choose a lower downBelow, headroom or step",fieldPath=".damping"
+// +kubebuilder:validation:XValidation:rule="[self.damping.upAfter, self.damping.downAfter, self.damping.between].all(d, d.matches('^([0-9]{1,9}([.][0-9]{1,9})?(ms|s|m|h))+$') && duration(d) > duration('0s') && duration(d) <= duration('24h'))",message="upAfter, downAfter and between are durations above 0s and up to 24h, such as 10s",fieldPath=".damping"
 type FleetSpec struct {
 	// NodeSelector has the labels of the fleet's nodes. An older fleet keeps a node that both select.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxProperties=16
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 	// Driver is the DRA driver that publishes the GPUs.
 	//
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:default="gpu.nvidia.com"
 	Driver string `json:"driver,omitempty"`
 	// Policy is the planner's policy, as in `penstock plan --policy`.
 	//
 	// +optional
+	// +kubebuilder:validation:Enum=penstock;simulated
 	// +kubebuilder:default=penstock
 	Policy string `json:"policy,omitempty"`
 	// Damping is how fast the plan follows observed rates.
@@ -52,6 +60,7 @@ type FleetSpec struct {
 	// Namespaces are those that the fleet serves. An empty list means all, without limits.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxItems=1000
 	// +listType=map
 	// +listMapKey=name
 	Namespaces []NamespaceLimit `json:"namespaces,omitempty"`
@@ -66,31 +75,43 @@ type Damping struct {
 	// Headroom is what to plan for above the observed rate, in percent.
 	//
 	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=400
 	// +kubebuilder:default=15
 	Headroom int32 `json:"headroom,omitempty"`
 	// Step is the ratio of neighbouring planned rates, in percent above 100.
 	//
 	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
 	// +kubebuilder:default=10
 	Step int32 `json:"step,omitempty"`
 	// UpAfter is how long a rate must be above the planned one before the plan grows.
 	//
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:default="10s"
 	UpAfter metav1.Duration `json:"upAfter,omitzero"`
 	// DownAfter is how long a rate must be below DownBelow before the plan shrinks.
 	//
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:default="10m"
 	DownAfter metav1.Duration `json:"downAfter,omitzero"`
 	// DownBelow is the rate below which the plan shrinks, in percent of the planned rate.
 	//
 	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=99
 	// +kubebuilder:default=70
 	DownBelow int32 `json:"downBelow,omitempty"`
 	// Between is the min time from one change of the plan to the next.
 	//
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:default="30s"
 	Between metav1.Duration `json:"between,omitzero"`
 }
@@ -100,10 +121,14 @@ type NamespaceLimit struct {
 	// Name is the namespace's name.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
-	// MaxGPCs is the max size of all the namespace's segments together, in GPCs. 0 means that there is no limit.
+	// MaxGPCs is the max size of all the namespace's segments together, in GPCs. Without it there is no
+	// limit.
 	//
 	// +optional
+	// +kubebuilder:validation:Minimum=1
 	MaxGPCs int32 `json:"maxGPCs,omitempty"`
 }
 
@@ -112,6 +137,9 @@ type NodeTemplate struct {
 	// Image has penstock (cluster/image).
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:Pattern=`^\S+$`
 	Image string `json:"image"`
 	// Models is a volume with models. The node reads it only. Without one, the image has the models.
 	//
@@ -124,14 +152,20 @@ type NodeTemplate struct {
 }
 
 // ModelVolume is a folder of a node, or a claim of each namespace with functions. It has exactly one of them.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.claimName) != has(self.hostPath)",message="a model volume has either claimName or hostPath"
 type ModelVolume struct {
 	// ClaimName is a PersistentVolumeClaim of this name in the namespace of the function.
 	//
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	ClaimName string `json:"claimName,omitempty"`
 	// HostPath is a folder on each of the fleet's nodes.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="self.matches('^/[^/]') && !self.split('/').exists(p, p == '..')",message="hostPath is an absolute path without '..', and not '/'"
 	HostPath string `json:"hostPath,omitempty"`
 }
 

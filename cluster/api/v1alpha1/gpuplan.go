@@ -31,15 +31,20 @@ type GPUPlan struct {
 }
 
 // GPUPlanSpec is the plan of one GPU.
+//
+// +kubebuilder:validation:XValidation:rule="self.fleet == oldSelf.fleet && self.node == oldSelf.node && self.pool == oldSelf.pool && self.gpu == oldSelf.gpu && self.table == oldSelf.table && self.number == oldSelf.number",message="a GPUPlan stays with its fleet and GPU"
 type GPUPlanSpec struct {
 	// Fleet is the name of the GPU's Fleet.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	Fleet string `json:"fleet"`
 	Place `json:",inline"`
 	// Segments are the parts of the GPU.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxItems=64
 	// +listType=map
 	// +listMapKey=name
 	Segments []Segment `json:"segments,omitempty"`
@@ -50,22 +55,31 @@ type Place struct {
 	// Node is the name of the GPU's node.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// Pool is the ResourceSlice pool that has the GPU's devices.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
 	// GPU is the GPU's UUID.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
 	GPU string `json:"gpu"`
 	// Table is the name of the GPU's placement table (plan.Lookup).
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
 	Table string `json:"table"`
 	// Number is the GPU's number in the fleet's plan. It stays the same as long as the object exists.
 	//
 	// +required
+	// +kubebuilder:validation:Minimum=0
 	Number int32 `json:"number"`
 }
 
@@ -75,38 +89,54 @@ type Segment struct {
 	// claim has the same name, and so has its pod on a GPU with MIG.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 	// Namespace is the Function's namespace.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
 	// Function is the Function's name.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=50
 	Function string `json:"function"`
 	// Model is the Function's model.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
 	Model string `json:"model"`
 	// SLO is the Function's latency objective.
 	//
 	// +required
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
 	SLO metav1.Duration `json:"slo"`
 	// Port is the Function's port.
 	//
 	// +required
+	// +kubebuilder:validation:Minimum=1024
+	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port"`
 	// Device is the name of the DRA device in the pool: a MIG instance or a whole GPU.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
 	Device string `json:"device"`
 	// Slot is the first slot that the segment covers in the placement table.
 	//
 	// +optional
+	// +kubebuilder:validation:Minimum=0
 	Slot int32 `json:"slot"`
 	// GPCs is the segment's size, in the table's compute slices or steps of multiprocessors.
 	//
 	// +required
+	// +kubebuilder:validation:Minimum=1
 	GPCs int32 `json:"gpcs"`
 	// SharePercent is the segment's MPS share of a GPU without MIG.
 	//
@@ -115,10 +145,12 @@ type Segment struct {
 	// Processes is the number of the segment's processes.
 	//
 	// +required
+	// +kubebuilder:validation:Minimum=1
 	Processes int32 `json:"processes"`
 	// Batch is the max number of requests per batch.
 	//
 	// +required
+	// +kubebuilder:validation:Minimum=1
 	Batch int32 `json:"batch"`
 	// Throughput is the rate that the segment can serve within the objective.
 	//
@@ -143,6 +175,7 @@ type GPUPlanStatus struct {
 	// Segments are the segments that have a pod.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxItems=128
 	// +listType=map
 	// +listMapKey=name
 	Segments []SegmentStatus `json:"segments,omitempty"`
@@ -173,11 +206,13 @@ type SegmentStatus struct {
 	// Message says why the segment is not ready.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
 	// Peers are other segments of the function that serve, on other nodes. The node sends clients there when the segment
 	// drains or is overloaded.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxItems=16
 	// +listType=atomic
 	Peers []Peer `json:"peers,omitempty"`
 }

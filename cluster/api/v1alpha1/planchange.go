@@ -25,18 +25,25 @@ type PlanChange struct {
 }
 
 // PlanChangeSpec is what to change. It does not change itself.
+//
+// +kubebuilder:validation:XValidation:rule="self.fleet == oldSelf.fleet && self.number == oldSelf.number && size(self.steps) == size(oldSelf.steps)",message="a PlanChange does not change: make a new one"
 type PlanChangeSpec struct {
 	// Fleet is the name of the Fleet.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	Fleet string `json:"fleet"`
 	// Number orders the changes of a fleet.
 	//
 	// +required
+	// +kubebuilder:validation:Minimum=1
 	Number int64 `json:"number"`
 	// Steps change one segment each, in this order.
 	//
 	// +required
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=200
 	// +listType=atomic
 	Steps []Step `json:"steps"`
 }
@@ -58,10 +65,13 @@ type Step struct {
 	// Op is what to do.
 	//
 	// +required
+	// +kubebuilder:validation:Enum=create;retune;destroy
 	Op StepOp `json:"op"`
 	// GPUPlan is the name of the GPU's GPUPlan. The first segment of a GPU makes it.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	GPUPlan string `json:"gpuPlan"`
 	// Place says which GPU it is.
 	//
@@ -82,6 +92,7 @@ type Step struct {
 	// Why is a sentence for people.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxLength=1024
 	Why string `json:"why,omitempty"`
 }
 
@@ -113,10 +124,12 @@ type PlanChangeStatus struct {
 	// Phase is empty until the operator has seen the change.
 	//
 	// +optional
+	// +kubebuilder:validation:Enum=Pending;Running;Done;Undoing;Failed
 	Phase Phase `json:"phase,omitempty"`
 	// Message says what the operator waits for, or which step failed and why.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
 	// StartedAt is when the first step began.
 	//

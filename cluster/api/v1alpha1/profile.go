@@ -28,14 +28,21 @@ type ProfileSpec struct {
 	// Model is the name by which Functions ask for the model.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9][A-Za-z0-9._-]*$`
 	Model string `json:"model"`
 	// GPU is the name of the GPU's placement table, such as a100-80. `penstock plan --help` lists them.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
 	GPU string `json:"gpu"`
 	// CSV is the file that `penstock profile` wrote.
 	//
 	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=102400
 	CSV string `json:"csv"`
 }
 
