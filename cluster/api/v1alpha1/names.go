@@ -24,8 +24,6 @@ const (
 
 	// InUseFinalizer keeps a Profile while a Function needs it.
 	InUseFinalizer = "penstock.io/in-use"
-	// ClaimFinalizer keeps a claim until its pod is gone.
-	ClaimFinalizer = "penstock.io/segment"
 
 	// PoolTaint is the key of the device taint that keeps others off a fleet's GPUs. The value is the fleet's name.
 	PoolTaint = "penstock.io/pool"

@@ -135,6 +135,10 @@ type PlanChangeStatus struct {
 	//
 	// +optional
 	StartedAt *metav1.Time `json:"startedAt,omitempty"`
+	// ProgressedAt is when Done or Phase last changed. A step that takes two minutes longer fails the change.
+	//
+	// +optional
+	ProgressedAt *metav1.Time `json:"progressedAt,omitempty"`
 	// FinishedAt is when Phase became Done or Failed.
 	//
 	// +optional

@@ -524,6 +524,10 @@ func (in *PlanChangeStatus) DeepCopyInto(out *PlanChangeStatus) {
 		in, out := &in.StartedAt, &out.StartedAt
 		*out = (*in).DeepCopy()
 	}
+	if in.ProgressedAt != nil {
+		in, out := &in.ProgressedAt, &out.ProgressedAt
+		*out = (*in).DeepCopy()
+	}
 	if in.FinishedAt != nil {
 		in, out := &in.FinishedAt, &out.FinishedAt
 		*out = (*in).DeepCopy()
