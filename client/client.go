@@ -10,6 +10,7 @@
 //		           │                  │ └─ silence for ResendAfter: fragment 0 goes again
 //		           │                  │ └─ busy, with a new cookie: fragment 0 goes again
 //		           │                  │ └─ refused, needs a token: all goes again with one (key.go)
+//		           │<─────────────────┤ └─ moved, or its node is silent: to another node (path.go)
 //		           ├── late           │
 //		           └── Timeout ───────┴─────────────────> Deliver with an error
 //
@@ -118,6 +119,9 @@ type Options struct {
 	// KeyFile is a file with a key of the function (docs/wire.md). The client reads the first key again when it needs a
 	// token. It may be empty if the function has no keys.
 	KeyFile string
+	// Trusted are networks to whose nodes the client may be moved (docs/wire.md), in addition to the addresses that it
+	// was given.
+	Trusted []netip.Prefix
 	// MaxResultBytes is the max size of a result's payload. The default is the largest answer, 64 MiB.
 	MaxResultBytes int
 
@@ -246,13 +250,15 @@ func (r *Result) setAnswer(a *wire.Result, payload []byte) {
 	r.Stages = Stages{a.Aggregate, a.Queue, a.Gather, a.Infer, a.Reply}
 }
 
-// Client is one UDP socket to one address. Any goroutine may call its methods.
+// Client is one UDP socket per node that it uses. Any goroutine may call its methods.
 type Client struct {
 	options Options
-	conn    *net.UDPConn
-	socket  socket
-	sender  sender
-	counts  counts
+	given   []netip.AddrPort // the addresses of Dial
+	follows bool             // it can be moved
+	// fragmentBytes is the min size of a fragment on all paths.
+	fragmentBytes int
+	sender        sender
+	counts        counts
 
 	wake      chan struct{} // tells the sender that there is new work
 	closing   chan struct{}
@@ -266,14 +272,12 @@ type Client struct {
 	requests map[uint32]*request // all requests that have not ended, by id
 	queued   queue               // requests that wait for credit
 	flying   flights
-	credit   credit
-	cookie   uint64 // of the last answer that had one
-	renewAt  int64  // when to ask for another token; 0: cookie is none
-	hello    hello
-	largest  int // LargestPicture of the last answer
 	nextID   uint32
 	closed   bool
-	reached  bool // a manager has sent a datagram
+	// paths are all that are open. home is the node of requests, but away is until then, unless it is nil.
+	paths      []*path
+	home, away *path
+	awayUntil  int64
 	// assembling counts the requests of which some fragments of the answer have arrived, but not all.
 	assembling int
 	free       []*request
@@ -287,9 +291,10 @@ type flights struct {
 	refused uint64 // counts.unreachable at the last check
 }
 
-// Dial opens a client to addr ("host:port"). It sends no datagram: only the
-// first answer shows whether a manager listens there. The caller closes the
-// client.
+// Dial opens a client to addr: "host:port", or several with commas between them. All addresses of
+// a host count. The client sends to one node, and goes on to the next address if that one is silent or sends the
+// client there (docs/wire.md). Dial sends no datagram: only the first answer shows whether a manager
+// listens there. The caller closes the client.
 func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	if err := o.complete(); err != nil {
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
@@ -299,36 +304,38 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 			return nil, fmt.Errorf("dial %s: %w", addr, err)
 		}
 	}
-	conn, err := new(net.Dialer).DialContext(ctx, "udp", addr)
+	given, err := resolve(ctx, addr)
 	if err != nil {
 		return nil, fmt.Errorf("dial manager: %w", err)
 	}
-	if isLocal(conn) {
-		o.FragmentBytes = o.LocalFragmentBytes
-	}
 	c := &Client{
 		options:  o,
-		conn:     conn.(*net.UDPConn),
+		given:    given,
+		follows:  len(given) > 1 || len(o.Trusted) > 0,
 		wake:     make(chan struct{}, 1),
 		closing:  make(chan struct{}),
 		requests: make(map[uint32]*request),
 		queued:   queue{list: list{id: stageList}, checkAt: math.MaxInt64},
 		flying:   flights{list: list{id: stageList}, sending: list{id: sendingList}},
-		credit:   credit{more: o.InFlight},
-		largest:  math.MaxUint32,
 		// A client that returns on the same port must not receive the answers
 		// to its predecessor's requests.
 		nextID: rand.Uint32(),
 	}
 	c.unread.L = &c.mu
-	_ = c.conn.SetWriteBuffer(o.socketBytes) // a smaller buffer is slower, not wrong
-	if c.socket, err = newSocket(c.conn, &o); err != nil {
-		conn.Close()
+	for i := 0; i < len(given) && c.home == nil; i++ {
+		c.mu.Lock()
+		c.home, err = c.openLocked(given[i])
+		c.mu.Unlock()
+	}
+	if c.home == nil {
 		return nil, fmt.Errorf("dial manager: %w", err)
+	}
+	c.fragmentBytes = c.home.fragmentBytes
+	if c.follows {
+		c.fragmentBytes = min(o.FragmentBytes, o.LocalFragmentBytes)
 	}
 	c.sender = sender{pace: newPace(o.PaceBytes, int64(o.BurstBytes), nanotime()), timer: time.NewTimer(time.Hour)}
 	c.loops.Go(c.send)
-	c.loops.Go(c.receive)
 	return c, nil
 }
 
@@ -339,7 +346,9 @@ func isLocal(conn net.Conn) bool {
 
 // LocalAddr is the address to which the manager answers.
 func (c *Client) LocalAddr() netip.AddrPort {
-	return c.conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pathLocked(nanotime()).conn.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
 // Send queues a picture and returns its request id. Deliver gets the request's
@@ -386,8 +395,7 @@ func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Resu
 }
 
 func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uint32, error) {
-	count := wire.Fragments(len(picture), c.options.FragmentBytes)
-	if len(picture) == 0 || count > wire.MaxFragments || uint64(len(picture)) > 1<<32-1 {
+	if len(picture) == 0 || wire.Fragments(len(picture), c.fragmentBytes) > wire.MaxFragments || uint64(len(picture)) > 1<<32-1 {
 		return 0, ErrPictureSize
 	}
 	now := nanotime()
@@ -401,7 +409,7 @@ func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uin
 		return 0, ErrClosed
 	}
 	if o.Picture.Format != 0 {
-		if err := o.Picture.Check(len(picture), c.largest); err != nil {
+		if err := o.Picture.Check(len(picture), c.pathLocked(now).largest); err != nil {
 			c.mu.Unlock()
 			return 0, fmt.Errorf("%w: %w", ErrPictureFormat, err)
 		}
@@ -414,11 +422,11 @@ func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uin
 		c.nextID++
 	}
 	r := c.newRequestLocked()
-	r.id, r.picture, r.count, r.options, r.wait = c.nextID, picture, count, o, wait
+	r.id, r.picture, r.options, r.wait = c.nextID, picture, o, wait
 	r.intended, r.queuedAt, r.timeoutAt = intended, now, now+int64(c.options.Timeout)
 	c.nextID++
 	c.requests[r.id] = r
-	c.queued.push(r, c.credit.roundTrip)
+	c.queued.push(r, c.pathLocked(now).credit.roundTrip)
 	id := r.id
 	c.mu.Unlock()
 	c.wakeSender()
@@ -455,7 +463,7 @@ func (c *Client) findLocked(id uint32) *request {
 // giveUpLocked ends a request without an answer.
 func (c *Client) giveUpLocked(r *request, now int64, err error) {
 	if r.flying && !r.probe {
-		c.credit.recordUnanswered()
+		r.path.credit.recordUnanswered()
 	}
 	r.result.Err = err
 	c.endLocked(r, now)
@@ -466,20 +474,26 @@ func (c *Client) giveUpLocked(r *request, now int64, err error) {
 func (c *Client) endLocked(r *request, now int64) {
 	delete(c.requests, r.id)
 	if r.flying {
-		c.flying.remove(r)
+		c.landLocked(r)
 	} else {
 		c.queued.remove(r)
 	}
+	r.result.ID, r.result.Tag = r.id, r.options.Tag
+	r.result.Intended, r.result.Queued = timeAt(r.intended), timeAt(r.queuedAt)
+	r.result.Sent, r.result.Received = timeAt(r.sentAt), timeAt(now)
+	r.result.Resends = r.resend.total
+}
+
+// landLocked removes a request in flight from its lists.
+func (c *Client) landLocked(r *request) {
+	c.flying.remove(r)
+	r.path.inFlight--
 	if r.inList(sendingList) {
 		c.flying.sending.remove(r)
 	}
 	if r.answer.received > 0 {
 		c.assembling--
 	}
-	r.result.ID, r.result.Tag = r.id, r.options.Tag
-	r.result.Intended, r.result.Queued = timeAt(r.intended), timeAt(r.queuedAt)
-	r.result.Sent, r.result.Received = timeAt(r.sentAt), timeAt(now)
-	r.result.Resends = r.resend.total
 }
 
 // deliver passes a request's end to its owner, and recycles the request. mu is
@@ -513,9 +527,11 @@ func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
 		c.mu.Lock()
 		c.closed = true
+		for _, p := range c.paths {
+			err = cmp.Or(err, p.conn.Close())
+		}
 		c.mu.Unlock()
 		close(c.closing)
-		err = c.conn.Close()
 		c.loops.Wait()
 
 		// Send returns ErrClosed and both loops have ended. Only this loop, and

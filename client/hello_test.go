@@ -21,19 +21,20 @@ func TestRenewalRefused(t *testing.T) {
 	defer c.Close()
 
 	sent := map[[wire.NonceBytes]byte]bool{}
-	c.renewAt = 1
-	now := c.renewAt
+	p := c.home
+	p.renewAt = 1
+	now := p.renewAt
 	for range 100 {
 		now += int64(time.Millisecond)
 		c.mu.Lock()
-		c.renewLocked(now)
-		refusal := wire.Hello{Nonce: c.hello.nonce}
+		c.renewLocked(p, now)
+		refusal := wire.Hello{Nonce: p.hello.nonce}
 		c.mu.Unlock()
-		if c.hello.at == 0 {
+		if p.hello.at == 0 {
 			continue // answered, and not begun again
 		}
 		sent[refusal.Nonce] = true
-		must.OK(t, c.handleHello(refusal.Append(nil, wire.TypeProof), now))
+		must.OK(t, c.handleHello(p, refusal.Append(nil, wire.TypeProof), now))
 	}
 	if len(sent) != 2 {
 		t.Errorf("%d hellos within 100 ms, want one each %v", len(sent), helloEvery)

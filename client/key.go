@@ -32,12 +32,12 @@ func (c *Client) asksForTokenLocked(r *request, result *wire.Result, at int64) b
 	if !result.NeedsToken || c.options.KeyFile == "" {
 		return false
 	}
-	if r.proof.echoed != c.cookie { // another request has got a token meanwhile
+	if r.proof.echoed != r.path.cookie { // another request has got a token meanwhile
 		c.sendAgainLocked(r)
 		return true
 	}
 	r.needsToken = true
-	c.helloLocked(at)
+	c.helloLocked(r.path, at)
 	return true
 }
 
@@ -51,29 +51,29 @@ func (c *Client) sendAgainLocked(r *request) {
 func (c *Client) refuseLocked(r *request, now int64) {
 	r.result.setAnswer(&wire.Result{Status: wire.StatusRefused, NeedsToken: true}, nil)
 	c.endLocked(r, now)
-	c.credit.recordAnswer(0, 0)
+	r.path.credit.recordAnswer(0, 0)
 }
 
 // renewLocked gets another token if this one gets old.
-func (c *Client) renewLocked(now int64) {
-	if c.renewAt != 0 && now > c.renewAt {
-		c.helloLocked(now)
+func (c *Client) renewLocked(p *path, now int64) {
+	if p.renewAt != 0 && now > p.renewAt {
+		c.helloLocked(p, now)
 	}
 }
 
 // helloLocked sends a hello, unless the answer to one may be on its way. A full socket loses it.
-func (c *Client) helloLocked(now int64) {
-	if c.hello.at != 0 && now-c.hello.at < int64(helloEvery) {
+func (c *Client) helloLocked(p *path, now int64) {
+	if p.hello.at != 0 && now-p.hello.at < int64(helloEvery) {
 		return
 	}
-	c.hello = hello{at: now}
-	rand.Read(c.hello.nonce[:]) // never fails (crypto/rand)
-	h := wire.Hello{Nonce: c.hello.nonce}
-	_, _ = c.conn.Write(h.Append(nil, wire.TypeHello))
+	p.hello = hello{at: now}
+	rand.Read(p.hello.nonce[:]) // never fails (crypto/rand)
+	h := wire.Hello{Nonce: p.hello.nonce}
+	_, _ = p.conn.Write(h.Append(nil, wire.TypeHello))
 }
 
 // handleHello sends the proof that a manager's hello asks for, or takes the token.
-func (c *Client) handleHello(b []byte, at int64) error {
+func (c *Client) handleHello(p *path, b []byte, at int64) error {
 	kind, h, err := wire.DecodeHello(b)
 	if err != nil {
 		return err
@@ -85,27 +85,27 @@ func (c *Client) handleHello(b []byte, at int64) error {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h.Nonce != c.hello.nonce || c.hello.at == 0 {
+	if h.Nonce != p.hello.nonce || p.hello.at == 0 {
 		c.counts.foreign.Add(1)
 		return nil
 	}
 	if kind == wire.TypeHello {
 		if len(keys) > 0 {
 			h.Sign(keys[0])
-			_, _ = c.conn.Write(h.Append(nil, wire.TypeProof))
+			_, _ = p.conn.Write(h.Append(nil, wire.TypeProof))
 		}
 		return nil
 	}
-	c.hello = hello{refused: h.Value == 0}
-	if c.hello.refused {
+	p.hello = hello{refused: h.Value == 0}
+	if p.hello.refused {
 		c.flying.checkAt = 0 // expireLocked ends the requests
-		if c.renewAt != 0 {
-			c.renewAt = at + int64(helloEvery) // a wrong key may be corrected
+		if p.renewAt != 0 {
+			p.renewAt = at + int64(helloEvery) // a wrong key may be corrected
 		}
 	} else {
-		c.cookie, c.renewAt = h.Value, at+int64(renewAfter)
+		p.cookie, p.renewAt = h.Value, at+int64(renewAfter)
 		for r := c.flying.head; r != nil; r = r.links[stageList].next {
-			if r.needsToken {
+			if r.needsToken && r.path == p {
 				c.sendAgainLocked(r)
 			}
 		}

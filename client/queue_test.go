@@ -130,10 +130,10 @@ func TestQueueOverload(t *testing.T) {
 // The deadline sent with a request excludes the round trip.
 func TestDeadlineKeepsRoundTrip(t *testing.T) {
 	const roundTrip, waited = 3 * time.Millisecond, 5 * time.Millisecond
-	c := &Client{options: Options{FragmentBytes: 1024}, queued: *newQueue(20 * time.Millisecond), credit: credit{roundTrip: int64(roundTrip)}}
+	c := &Client{options: Options{FragmentBytes: 1024}, queued: *newQueue(20 * time.Millisecond)}
 	out := &plainSocket{burst: make([]byte, 0, burstSize)}
-	c.socket = out
-	r := &request{picture: make([]byte, 8), count: 1, intended: 1000}
+	p := &path{socket: out, fragmentBytes: 1024, credit: credit{roundTrip: int64(roundTrip)}}
+	r := &request{picture: make([]byte, 8), count: 1, intended: 1000, path: p}
 	c.sendFragmentLocked(r, 1000+int64(waited))
 
 	e, err := wire.DecodeExtension(out.burst[wire.HeaderSize:])

@@ -1,20 +1,23 @@
 package client
 
 import (
+	"errors"
+	"net"
 	"time"
 
 	"github.com/penstock/penstock/wire"
 )
 
-// receive is the receiving goroutine.
-func (c *Client) receive() {
-	for handle := c.handle; ; {
-		err := c.socket.receive(handle)
+// receive is the receiving goroutine of a path.
+func (c *Client) receive(p *path) {
+	for handle := func(b []byte, at int64) { c.handle(p, b, at) }; ; {
+		err := p.socket.receive(handle)
 		switch {
 		case err == nil:
-		case c.isClosing():
+		case errors.Is(err, net.ErrClosed):
 			return
 		case isRefused(err):
+			p.unreachable.Add(1)
 			c.counts.unreachable.Add(1)
 			c.wakeSender()
 		default:
@@ -25,16 +28,17 @@ func (c *Client) receive() {
 }
 
 // handle processes one datagram, which arrived at that time.
-func (c *Client) handle(b []byte, at int64) {
+func (c *Client) handle(p *path, b []byte, at int64) {
 	h, err := wire.DecodeHeader(b)
 	if err == nil {
+		p.heard.Store(at)
 		switch h.Type {
 		case wire.TypeResult, wire.TypeBusy:
-			err = c.handleAnswer(b, at)
+			err = c.handleAnswer(p, b, at)
 		case wire.TypeNACK:
-			err = c.handleNACK(b, at)
+			err = c.handleNACK(p, b, at)
 		case wire.TypeHello, wire.TypeProof:
-			err = c.handleHello(b, at)
+			err = c.handleHello(p, b, at)
 		default:
 			err = wire.ErrType // a manager sends no pictures
 		}
@@ -46,24 +50,34 @@ func (c *Client) handle(b []byte, at int64) {
 
 // handleAnswer processes a fragment of an answer. With the last fragment it delivers
 // the answer.
-func (c *Client) handleAnswer(b []byte, at int64) error {
+func (c *Client) handleAnswer(p *path, b []byte, at int64) error {
 	h, result, payload, err := wire.DecodeResult(b)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	r := c.findLocked(h.RequestID)
-	if r == nil || !r.flying {
+	// The node before may still answer a request that went to another one.
+	before := r != nil && r.path != p && r.hops > 0 && result.Status == wire.StatusOK && h.Count == 1
+	if r == nil || r.path != p && !before {
 		c.countStrayLocked(h.RequestID)
 		c.mu.Unlock()
 		return nil
 	}
-	c.reached = true
+	if before && r.flying && !r.probe {
+		r.path.credit.recordUnanswered()
+	}
 	if result.Cookie != 0 {
-		c.cookie = result.Cookie
+		p.cookie = result.Cookie
 	}
 	c.queued.setObjective(int64(result.Objective))
-	c.largest = int(result.LargestPicture)
+	p.largest = int(result.LargestPicture)
+	if result.Status == wire.StatusMoved {
+		c.moveLocked(r, &result, at)
+		c.mu.Unlock()
+		c.wakeSender()
+		return nil
+	}
 	if c.asksForProofLocked(r, &result) || c.asksForTokenLocked(r, &result, at) {
 		c.mu.Unlock()
 		c.wakeSender()
@@ -92,10 +106,10 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	}
 	r.result.setAnswer(&result, payload)
 	c.endLocked(r, at)
-	if r.resend.total == 0 && result.Status == wire.StatusOK {
-		c.credit.recordRoundTrip(at - r.sentAt - int64(result.Stages()))
+	if r.resend.total == 0 && result.Status == wire.StatusOK && !before {
+		p.credit.recordRoundTrip(at - r.sentAt - int64(result.Stages()))
 	}
-	c.credit.recordAnswer(int(result.Credit), c.sentSinceLocked(at-c.credit.roundTrip))
+	p.credit.recordAnswer(int(result.Credit), c.sentSinceLocked(p, at-p.credit.roundTrip))
 	c.mu.Unlock()
 
 	c.counts.answers.Add(1)
@@ -148,7 +162,7 @@ func (c *Client) assembleLocked(r *request, h *wire.Header, result *wire.Result,
 func (c *Client) proveLocked(r *request, fragments int) {
 	c.counts.proofs.Add(1)
 	r.recovery.Prove()
-	r.proof.echo(c.cookie)
+	r.proof.echo(r.path.cookie)
 	for index := range fragments {
 		r.markResend(index)
 	}
@@ -157,18 +171,20 @@ func (c *Client) proveLocked(r *request, fragments int) {
 	}
 }
 
-// sentSinceLocked returns how many requests in flight were sent after that
+// sentSinceLocked returns how many requests in flight were sent on a path after that
 // time.
-func (c *Client) sentSinceLocked(at int64) int {
+func (c *Client) sentSinceLocked(p *path, at int64) int {
 	n := 0
 	for r := c.flying.tail; r != nil && r.sentAt > at; r = r.links[stageList].prev {
-		n++
+		if r.path == p {
+			n++
+		}
 	}
 	return n
 }
 
 // handleNACK sends again the fragments that a NACK names.
-func (c *Client) handleNACK(b []byte, at int64) error {
+func (c *Client) handleNACK(p *path, b []byte, at int64) error {
 	w, err := wire.DecodeNACK(b)
 	if err != nil {
 		return err
@@ -176,7 +192,7 @@ func (c *Client) handleNACK(b []byte, at int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.requests[w.RequestID]
-	if r == nil || !r.flying {
+	if r == nil || r.path != p {
 		c.countStrayLocked(w.RequestID)
 		return nil
 	}
@@ -184,7 +200,6 @@ func (c *Client) handleNACK(b []byte, at int64) error {
 		c.counts.foreign.Add(1)
 		return nil
 	}
-	c.reached = true
 	c.counts.nacks.Add(1)
 	missing := 0
 	for range w.Missing {

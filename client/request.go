@@ -24,7 +24,11 @@ type request struct {
 	// request must not end.
 	reading bool
 	sentAt  int64
-	refused uint64 // counts.unreachable at sentAt
+	// path is that of a request in flight. refused is its path.unreachable at sentAt.
+	path    *path
+	refused uint64
+	hops    int  // how often it went to another node
+	follows bool // the last fragment 0 that was sent said that the client follows
 
 	next     int // fragments below this one were sent
 	resend   resend

@@ -1,7 +1,9 @@
 package client
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/wire"
@@ -12,6 +14,7 @@ type sender struct {
 	pace    pace
 	timer   *time.Timer
 	reading []*request // requests whose pictures the current burst reads
+	paths   []*path    // those of the burst
 	ended   []*request // to deliver
 }
 
@@ -32,14 +35,19 @@ func (c *Client) send() {
 		var err error
 		idle := len(s.reading) == 0
 		if !idle {
-			err = c.socket.flush(&c.counts)
+			for _, p := range s.paths {
+				refused, lost := p.socket.flush(&c.counts)
+				p.unreachable.Add(refused)
+				c.counts.unreachable.Add(refused)
+				err = cmp.Or(err, lost)
+			}
 			c.mu.Lock()
 			for _, r := range s.reading {
 				r.reading = false
 			}
 			c.mu.Unlock()
 			c.unread.Broadcast()
-			s.reading = s.reading[:0]
+			s.reading, s.paths = s.reading[:0], s.paths[:0]
 		}
 		for i, r := range s.ended {
 			c.deliver(r)
@@ -58,9 +66,10 @@ func (c *Client) expireQueuedLocked(now int64) {
 		return
 	}
 	c.queued.checkAt = math.MaxInt64
+	roundTrip := c.pathLocked(now).credit.roundTrip
 	for r, next := c.queued.head, (*request)(nil); r != nil; r = next {
 		next = r.links[stageList].next
-		dropAt := c.queued.dropAt(r, c.credit.roundTrip)
+		dropAt := c.queued.dropAt(r, roundTrip)
 		switch {
 		case dropAt <= now:
 			c.counts.late.Add(1)
@@ -87,17 +96,22 @@ func (c *Client) expireLocked(now int64) {
 	c.flying.checkAt = math.MaxInt64
 	for r, next := c.flying.head, (*request)(nil); r != nil; r = next {
 		next = r.links[stageList].next
-		if r.needsToken && c.hello.refused {
+		if r.needsToken && r.path.hello.refused {
 			c.refuseLocked(r, now)
 			s.ended = append(s.ended, r)
 			continue
 		}
 		var err error
-		switch unreachable := refused > r.refused; {
-		case unreachable && (r.timeoutAt <= now || !c.reached):
+		unreachable, mayLeave := r.path.unreachable.Load() > r.refused, c.mayLeaveLocked(r)
+		switch {
+		case unreachable && (r.timeoutAt <= now || !mayLeave && r.path.heard.Load() == 0):
 			err = ErrUnreachable
 		case r.timeoutAt <= now:
 			err = ErrUnanswered
+		case mayLeave && unreachable, c.silentAtLocked(r) <= now:
+			c.leaveLocked(r.path)
+			next = c.flying.head
+			continue
 		}
 		if err != nil {
 			c.giveUpLocked(r, now, err)
@@ -114,7 +128,7 @@ func (c *Client) expireLocked(now int64) {
 
 // checkLocked makes expireLocked check r in time.
 func (c *Client) checkLocked(r *request) {
-	c.flying.checkAt = min(c.flying.checkAt, r.timeoutAt)
+	c.flying.checkAt = min(c.flying.checkAt, r.timeoutAt, c.silentAtLocked(r))
 	if at := r.recovery.AskAt(); at != 0 {
 		c.flying.checkAt = min(c.flying.checkAt, at)
 	}
@@ -123,30 +137,36 @@ func (c *Client) checkLocked(r *request) {
 // fillLocked passes to the transmitter what credit and pace allow.
 func (c *Client) fillLocked(now int64) {
 	s := &c.sender
-	for budget := s.pace.budget(now); budget > 0 && c.socket.room(); {
+	for budget := s.pace.budget(now); budget > 0; {
 		r := c.flying.sending.head
 		if r == nil {
 			if r = c.queued.next(now); r == nil {
 				return
 			}
-			ok, probe := c.credit.allow(now, c.flying.n)
-			if !ok {
+			p := c.pathLocked(now)
+			ok, probe := p.credit.allow(now, p.inFlight)
+			if !ok || !p.socket.room() {
 				return
 			}
-			c.credit.recordSent(probe)
+			p.credit.recordSent(probe)
+			p.inFlight++
 			c.queued.remove(r)
 			c.flying.pushBack(r)
 			c.flying.sending.pushBack(r)
-			r.flying, r.probe, r.sentAt, r.refused = true, probe, now, c.counts.unreachable.Load()
+			r.path, r.count = p, wire.Fragments(len(r.picture), p.fragmentBytes)
+			r.flying, r.probe, r.sentAt, r.refused = true, probe, now, p.unreachable.Load()
 			r.recovery.Begin(r.count, c.options.ResendAfter)
 			c.checkLocked(r)
+		}
+		if !r.path.socket.room() {
+			return
 		}
 		size := int64(c.sendFragmentLocked(r, now))
 		budget -= size
 		s.pace.spend(size)
 		if !r.unsent() {
 			c.flying.sending.remove(r)
-			r.recovery.Sent(now, c.credit.roundTrip)
+			r.recovery.Sent(now, r.path.credit.roundTrip)
 			c.checkLocked(r)
 		}
 	}
@@ -160,25 +180,32 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 		r.reading = true
 		s.reading = append(s.reading, r)
 	}
+	p := r.path
+	if !slices.Contains(s.paths, p) {
+		s.paths = append(s.paths, p)
+	}
 	index, again := r.takeFragment()
 	if index == 0 {
-		c.renewLocked(now)
-		r.proof.ask(c.cookie)
+		c.renewLocked(p, now)
+		r.proof.ask(p.cookie)
+		r.follows = c.followsLocked(r, now)
 	}
-	h := wire.FragmentHeader(wire.TypeData, r.id, len(r.picture), c.options.FragmentBytes, index)
+	h := wire.FragmentHeader(wire.TypeData, r.id, len(r.picture), p.fragmentBytes, index)
 	if again {
-		h.Flags |= wire.FlagRetransmitted
 		c.counts.resends.Add(1)
 	}
+	if again || r.hops > 0 { // the node may have answered already
+		h.Flags |= wire.FlagRetransmitted
+	}
 	var e wire.Extension
-	dropAt := c.queued.dropAt(r, c.credit.roundTrip)
+	dropAt := c.queued.dropAt(r, p.credit.roundTrip)
 	var missing wire.Missing
 	if index == 0 {
-		missing = r.answer.ask(c.windowLocked(int(r.answer.size)))
+		missing = r.answer.ask(c.windowLocked(p, int(r.answer.size)))
 	}
 	if index == 0 {
 		e = wire.Extension{
-			Priority: r.options.Priority, Cookie: c.cookie, Missing: missing, Stream: r.options.Stream,
+			Priority: r.options.Priority, Cookie: p.cookie, Follows: r.follows, Missing: missing, Stream: r.options.Stream,
 			LowestScore: score(r.options.LowestScore), Picture: r.options.Picture,
 		}
 	}
@@ -191,7 +218,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 			e.Deadline = max(time.Duration(dropAt-now), 1)
 		}
 	}
-	return c.socket.add(h, e, r.picture[h.Offset:][:h.Length])
+	return p.socket.add(h, e, r.picture[h.Offset:][:h.Length])
 }
 
 // score converts a score to the unit of the wire, rounded down. Any score above 0 is at least 1 there.
@@ -208,8 +235,8 @@ const windowPart = 8
 
 // windowLocked returns how many fragments of that size a question may ask for. All answers together must fit the
 // receive buffer.
-func (c *Client) windowLocked(fragmentBytes int) int {
-	return max(1, c.socket.receiveBytes()/windowPart/max(1, c.assembling)/max(1, fragmentBytes))
+func (c *Client) windowLocked(p *path, fragmentBytes int) int {
+	return max(1, p.socket.receiveBytes()/windowPart/max(1, c.assembling)/max(1, fragmentBytes))
 }
 
 // idleLocked returns when the sender has work to do unless it is woken before,
@@ -222,8 +249,8 @@ func (c *Client) idleLocked(now int64) (until int64, paced bool) {
 	next := c.queued.head
 	if next != nil {
 		until = min(until, c.queued.checkAt)
-		if c.credit.probeAt != 0 {
-			until = min(until, c.credit.probeAt)
+		if at := c.pathLocked(now).credit.probeAt; at != 0 {
+			until = min(until, at)
 		}
 	}
 	if wait := c.sender.pace.wait(now); wait > 0 && (c.flying.sending.n > 0 || next != nil) {

@@ -27,8 +27,9 @@ type socket interface {
 	// flush has returned. (The headers are values, because pointers would put them on the heap.)
 	add(h wire.Header, e wire.Extension, fragment []byte) int
 	// flush sends the datagrams. It counts those that the kernel refuses, and leaves them to the protocol like
-	// others that are lost. It returns an error only when the socket is closed.
-	flush(n *counts) error
+	// others that are lost. It returns how often no process listened at the address, and an error only when the socket is
+	// closed.
+	flush(n *counts) (refused uint64, err error)
 	// receive waits for datagrams, and passes each to handle with the time of its arrival.
 	receive(handle func(datagram []byte, at int64)) error
 	// receiveBytes is the size of the receive buffer.
@@ -76,20 +77,20 @@ func (s *plainSocket) add(h wire.Header, e wire.Extension, fragment []byte) int 
 	return size
 }
 
-func (s *plainSocket) flush(n *counts) error {
+func (s *plainSocket) flush(n *counts) (unreachable uint64, err error) {
 	from, refused := 0, false
 	for _, end := range s.ends {
 		_, err := s.conn.Write(s.burst[from:end])
 		n.sends.Add(1)
 		if isRefused(err) && !refused { // the response to an earlier datagram: this one was not tried
 			refused = true
-			n.unreachable.Add(1)
+			unreachable++
 			_, err = s.conn.Write(s.burst[from:end])
 			n.sends.Add(1)
 		}
 		switch {
 		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("send datagrams: %w", err)
+			return unreachable, fmt.Errorf("send datagrams: %w", err)
 		case err != nil:
 			n.sendErrors.Add(1)
 		default:
@@ -100,7 +101,7 @@ func (s *plainSocket) flush(n *counts) error {
 		from = end
 	}
 	s.burst, s.ends = s.burst[:0], s.ends[:0]
-	return nil
+	return unreachable, nil
 }
 
 func (s *plainSocket) receive(handle func(datagram []byte, at int64)) error {

@@ -80,13 +80,13 @@ func (t *transmitter) add(h wire.Header, e wire.Extension, fragment []byte) int 
 	return d.size
 }
 
-func (t *transmitter) flush(n *counts) error {
+func (t *transmitter) flush(n *counts) (unreachable uint64, err error) {
 	defer t.clear()
 	refused := 0 // ECONNREFUSED in a row
 	for from := 0; from < t.n; {
 		t.writing = t.pack(from)
 		if err := t.raw.Write(t.write); err != nil {
-			return fmt.Errorf("send datagrams: %w", err)
+			return unreachable, fmt.Errorf("send datagrams: %w", err)
 		}
 		n.sends.Add(1)
 		to := t.first[t.written]
@@ -104,7 +104,7 @@ func (t *transmitter) flush(n *counts) error {
 		case t.errno == unix.ECONNREFUSED && refused == 0:
 			// The ICMP response to an earlier datagram: the kernel reports the
 			// error once, and did not try this message.
-			n.unreachable.Add(1)
+			unreachable++
 			refused++
 		case train && (t.errno == unix.EINVAL || t.errno == unix.EMSGSIZE || t.errno == unix.EIO || t.errno == unix.EOPNOTSUPP):
 			// The fragments are larger than the path's frames, or the device
@@ -116,7 +116,7 @@ func (t *transmitter) flush(n *counts) error {
 			from = t.first[1]
 		}
 	}
-	return nil
+	return unreachable, nil
 }
 
 // pack makes messages of the datagrams from index from on, and returns their

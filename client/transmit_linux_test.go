@@ -102,10 +102,10 @@ func dialSink(t testing.TB, to *net.UDPConn, o Options) *Client {
 func TestTrainsRefused(t *testing.T) {
 	to := sink(t)
 	c := dialSink(t, to, Options{})
-	if !c.socket.(*batchSocket).segments {
+	if !c.home.socket.(*batchSocket).segments {
 		t.Log("this kernel cuts no trains: datagrams go one by one from the start")
 	}
-	raw, err := c.conn.SyscallConn()
+	raw, err := c.home.conn.SyscallConn()
 	must.OK(t, err)
 	if err := raw.Control(func(fd uintptr) {
 		must.OK(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1))
@@ -135,11 +135,13 @@ func TestTrainsRefused(t *testing.T) {
 
 func TestSentSince(t *testing.T) {
 	c := &Client{flying: flights{list: list{id: stageList}}}
+	p := &path{}
 	for _, at := range []int64{10, 20, 30, 40} {
-		c.flying.pushBack(&request{sentAt: at})
+		c.flying.pushBack(&request{sentAt: at, path: p})
+		c.flying.pushBack(&request{sentAt: at, path: &path{}})
 	}
 	for at, want := range map[int64]int{5: 4, 10: 3, 35: 1, 40: 0} {
-		if got := c.sentSinceLocked(at); got != want {
+		if got := c.sentSinceLocked(p, at); got != want {
 			t.Errorf("sent after %d: %d, want %d", at, got, want)
 		}
 	}
@@ -163,12 +165,12 @@ func TestAllocations(t *testing.T) {
 			time.Sleep(10 * time.Microsecond)
 		}
 		nack, _ := wire.AppendNACK(room, id, uint32(len(picture)), 150, []uint64{^uint64(8), ^uint64(0), ^uint64(0)}, 0)
-		c.handle(nack, nanotime())
+		c.handle(c.home, nack, nanotime())
 		for sent++; c.counts.datagrams.Load() < sent; {
 			time.Sleep(10 * time.Microsecond)
 		}
-		c.handle(wire.AppendResult(answers, id, &result, payload, 60, 0, false), nanotime())
-		c.handle(wire.AppendResult(answers, id, &result, payload, 60, 1, false), nanotime())
+		c.handle(c.home, wire.AppendResult(answers, id, &result, payload, 60, 0, false), nanotime())
+		c.handle(c.home, wire.AppendResult(answers, id, &result, payload, 60, 1, false), nanotime())
 	}
 	const runs = 200
 	if n := testing.AllocsPerRun(runs, once); n != 0 {
@@ -193,6 +195,7 @@ func FuzzHandle(f *testing.F) {
 		wire.AppendResult(nil, id, &ok, []byte("1234"), 1024, 0, false),
 		wire.AppendResult(nil, id, &ok, []byte("12345678"), 5, 1, true),
 		wire.AppendResult(nil, id, &wire.Result{Status: wire.StatusBusy}, nil, 1024, 0, false),
+		wire.AppendResult(nil, id, &wire.Result{Status: wire.StatusMoved, Moved: netip.MustParseAddrPort("192.0.2.2:5001")}, nil, 1024, 0, false),
 	} {
 		f.Add(b, b)
 	}
@@ -209,19 +212,22 @@ func FuzzHandle(f *testing.F) {
 		}
 		c.unread.L = &c.mu
 		picture := make([]byte, 5000)
+		p := &path{fragmentBytes: 1024}
 		for sent := 5; sent > 2; sent -= 2 { // one sent completely, one in part
 			r := c.newRequestLocked()
-			r.id, r.picture, r.count, r.next, r.flying = c.nextID, picture, 5, sent, true
+			r.id, r.picture, r.count, r.next, r.flying, r.path = c.nextID, picture, 5, sent, true, p
+			r.follows = sent == 5
 			r.recovery.Begin(r.count, time.Second)
 			if !r.unsent() {
 				r.recovery.Sent(0, 0)
 			}
 			c.requests[r.id] = r
 			c.flying.pushBack(r)
+			p.inFlight++
 			c.nextID++
 		}
-		c.handle(first, 1)
-		c.handle(second, 2)
+		c.handle(p, first, 1)
+		c.handle(p, second, 2)
 
 		inFlight := 0
 		for r := c.flying.head; r != nil; r = r.links[stageList].next {
@@ -235,8 +241,8 @@ func FuzzHandle(f *testing.F) {
 				}
 			}
 		}
-		if inFlight != c.flying.n || inFlight != len(c.requests) || inFlight+len(delivered) != 2 {
-			t.Fatalf("%d in flight, %d known, %d ended of 2", inFlight, len(c.requests), len(delivered))
+		if inFlight != c.flying.n || inFlight != p.inFlight || inFlight+c.queued.n != len(c.requests) || len(c.requests)+len(delivered) != 2 {
+			t.Fatalf("%d in flight, %d queued, %d known, %d ended of 2", inFlight, c.queued.n, len(c.requests), len(delivered))
 		}
 		for id, n := range delivered {
 			if n != 1 {
@@ -268,6 +274,6 @@ func BenchmarkSendPicture(b *testing.B) {
 		for sent += 147; c.counts.datagrams.Load() < sent; {
 			time.Sleep(time.Microsecond)
 		}
-		c.handle(wire.AppendResult(room, id, &result, nil, 1024, 0, false), nanotime())
+		c.handle(c.home, wire.AppendResult(room, id, &result, nil, 1024, 0, false), nanotime())
 	}
 }

@@ -45,6 +45,7 @@ type Request struct {
 	answering bool // a fragment of the answer has arrived
 
 	sentAt      int64 // of the last fragment
+	leftAt      int64 // of the last fragment that was no question
 	askAt       int64
 	ignoreUntil int64
 	askDelay    time.Duration // before the next question
@@ -70,6 +71,7 @@ func (r *Request) Sent(now, roundTrip int64) {
 		r.asked = false
 		return
 	}
+	r.leftAt = now
 	r.ignoreUntil = now + max(int64(r.ignoreDelay), roundTrip)
 }
 
@@ -79,6 +81,14 @@ func (r *Request) AskAt() int64 {
 		return 0
 	}
 	return r.askAt
+}
+
+// LeftAt is when the last fragment left, questions excluded; 0 while fragments leave.
+func (r *Request) LeftAt() int64 {
+	if r.sending {
+		return 0
+	}
+	return r.leftAt
 }
 
 // Ask reports whether the silence has lasted long enough. If so, the caller sends

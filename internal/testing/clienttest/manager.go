@@ -90,6 +90,7 @@ type held struct {
 	proved      bool
 	runs        int
 	answers     [][]byte // the answer's datagrams
+	moved       bool     // fragment 0 begins it again
 }
 
 // NewManager listens and answers with h. The caller closes it.
@@ -207,6 +208,12 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 	}
 	k := key{from, h.RequestID}
 	q := m.requests[k]
+	if q != nil && q.moved {
+		if h.Index != 0 {
+			return
+		}
+		q = nil
+	}
 	if m.options.Key != nil && (q == nil || h.Index == 0) && !m.admitsLocked(&h, b) {
 		if h.Index == 0 {
 			refused := wire.Result{Status: wire.StatusRefused, NeedsToken: true, LargestPicture: 1 << 31}
@@ -256,7 +263,7 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 			e, _ = wire.DecodeExtension(b[wire.HeaderSize:])
 		}
 		m.sendLocked(k, q, &e.Missing, true)
-	case q.received < int(q.count):
+	case q.received < int(q.count) && !(fresh && q.received == 1): // one that just began
 		m.sendNACKLocked(k, q)
 	}
 }
@@ -311,7 +318,7 @@ func (m *Manager) heldLocked() int {
 
 func (m *Manager) answerLocked(k key, q *held, r wire.Result, payload []byte) {
 	r.SentAt, r.Cookie = q.extension.SentAt, m.options.Cookie
-	q.answers = nil
+	q.answers, q.moved = nil, r.Status == wire.StatusMoved
 	for i := range wire.Fragments(len(payload), m.options.FragmentBytes) {
 		q.answers = append(q.answers, wire.AppendResult(nil, k.id, &r, payload, m.options.FragmentBytes, i, false))
 	}
