@@ -1,0 +1,85 @@
+// Penstock-operator carries out the plans of fleets on Kubernetes (package operator).
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/go-logr/zerologr"
+	"github.com/rs/zerolog"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/penstock/penstock/cluster/operator"
+)
+
+func main() {
+	if err := run(); err != nil {
+		log.Log.Error(err, "operator ends")
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	var o operator.Options
+	flag.StringVar(&o.AgentImage, "agent-image", "", "image of penstock-agent, for pods on GPUs")
+	flag.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the operator")
+	elect := flag.Bool("leader-elect", true, "wait until no other operator of the namespace runs")
+	metrics := flag.String("metrics", ":8080", "address of /metrics; 0: none")
+	health := flag.String("health", ":8081", "address of /healthz and /readyz; 0: none")
+	level := zerolog.InfoLevel
+	flag.TextVar(&level, "log-level", level, "debug, info, warn or error")
+	flag.Parse() // --kubeconfig is a flag of package config
+
+	zerologr.SetMaxV(1)
+	logger := zerologr.New(new(zerolog.New(os.Stderr).Level(level).With().Timestamp().Logger()))
+	log.SetLogger(logger)
+	klog.SetLogger(logger)
+	if o.AgentImage == "" || o.Namespace == "" {
+		return errors.New("--agent-image and --namespace are needed; the Helm chart sets them")
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	api, err := config.GetConfig()
+	if err != nil {
+		return fmt.Errorf("find the API server: %w", err)
+	}
+	api.QPS = -1 // the API server is fair to its clients by itself
+	m, err := manager.New(api, manager.Options{
+		Scheme:                        operator.Scheme(),
+		LeaderElection:                *elect,
+		LeaderElectionID:              "penstock-operator",
+		LeaderElectionNamespace:       o.Namespace,
+		LeaderElectionReleaseOnCancel: true, // this program ends with its manager
+		Metrics:                       server.Options{BindAddress: *metrics},
+		HealthProbeBindAddress:        *health,
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject:         map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: operator.OurPods}},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("set up the manager: %w", err)
+	}
+	if err := errors.Join(
+		m.AddHealthzCheck("ping", healthz.Ping),
+		m.AddReadyzCheck("ping", healthz.Ping),
+		operator.Add(ctx, m, o),
+	); err != nil {
+		return fmt.Errorf("set up the controllers: %w", err)
+	}
+	return m.Start(ctx)
+}
