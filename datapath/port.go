@@ -34,6 +34,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath/adaptive"
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/cameras"
@@ -304,13 +305,10 @@ func (p *Port) SetVersion(version uint32) { p.version.Store(version) }
 // SetKeys replaces the keys of the function. They are not nil if Options.Keys was not.
 func (p *Port) SetKeys(keys [][]byte) { p.receivers[0].aggregate.SetKeys(keys) }
 
-// Peer is another node that serves the function, with its planned rate.
-type Peer = aggregate.Peer
-
 // SetPeers sets the other nodes of the function; none: no client is moved. Clients that follow are moved to peers while
 // the function drains, or gets more than this node's planned rate in requests per second; 0: it has none. self is the
 // address by which peers know this node.
-func (p *Port) SetPeers(peers []Peer, self netip.AddrPort, rate float64, drain bool) {
+func (p *Port) SetPeers(peers []control.Peer, self netip.AddrPort, rate float64, drain bool) {
 	p.receivers[0].aggregate.SetPeers(p.name, peers, self, rate, drain)
 }
 

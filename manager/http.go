@@ -67,6 +67,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	own.HandleFunc("POST "+control.RollbackPath, take(m, func(o control.NameOrder) (fleet.Order, error) { return m.fleet.Rollback(o.Name) }))
 	own.HandleFunc("POST "+control.MovePath, take(m, func(o control.MoveOrder) (fleet.Order, error) { return m.fleet.Move(o.Name, o.Worker) }))
 	own.HandleFunc("POST "+control.PlacePath, take(m, func(o control.PlacementOrder) (fleet.Order, error) { return m.fleet.Place(o) }))
+	own.HandleFunc("POST "+control.PeersPath, take(m, func(o control.PeersOrder) (fleet.Order, error) { return m.fleet.SetPeers(o) }))
 	own.HandleFunc("POST "+control.SharePath, take(m, func(o control.ShareOrder) (fleet.Order, error) { return m.fleet.SetShare(o.Name, o.SharePercent) }))
 	s := &servers{orders: orders}
 	s.serve(listener, ownPages(tell, m.cfg.HTTP.Addr().IsLoopback()), m.log)

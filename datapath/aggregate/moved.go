@@ -9,6 +9,7 @@ import (
 
 	"github.com/dchest/siphash"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/wire"
 )
@@ -36,11 +37,7 @@ const (
 )
 
 // Peer is a node that serves the function.
-type Peer struct {
-	Address netip.AddrPort
-	// Weight is the planned rate of the node, in requests per second.
-	Weight float64
-}
+type Peer = control.Peer
 
 // peers are the nodes that serve the function, this one first. Its weight is 0 while it drains.
 type peers struct {
@@ -59,7 +56,7 @@ func (a *Aggregator) SetPeers(function string, others []Peer, self netip.AddrPor
 		a.common.surplus.part.Store(0)
 		return
 	}
-	p := &peers{all: append([]Peer{{self, rate}}, others...), rate: rate, drain: drain}
+	p := &peers{all: append([]Peer{{Address: self, Weight: rate}}, others...), rate: rate, drain: drain}
 	if drain {
 		p.all[0].Weight = 0
 	}

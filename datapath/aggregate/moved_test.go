@@ -51,7 +51,7 @@ func (b *harness) takes(from netip.AddrPort, request ...fragment) {
 }
 
 func TestMovedDrain(t *testing.T) {
-	to := []Peer{{node(2), 100}}
+	to := []Peer{{Address: node(2), Weight: 100}}
 	drain := func(b *harness) { b.a.SetPeers("f", to, self, 100, true) }
 
 	t.Run("clients that follow are moved", func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestMovedDrain(t *testing.T) {
 func TestMovedNeedsProof(t *testing.T) {
 	t.Run("state", func(t *testing.T) {
 		onBed(t, func(c *Config) { c.Streams = true }, func(b *harness) {
-			b.a.SetPeers("f", []Peer{{node(2), 100}}, self, 100, true)
+			b.a.SetPeers("f", []Peer{{Address: node(2), Weight: 100}}, self, 100, true)
 			e := b.send(outsider, follows(1, 0)...)
 			if len(e.Reported) != 1 || e.Reported[0].Status != wire.StatusBusy {
 				t.Fatalf("a request without proof makes %+v", e.Reported)
@@ -131,7 +131,7 @@ func TestMovedNeedsProof(t *testing.T) {
 	})
 	t.Run("keys", func(t *testing.T) {
 		onKeys(t, func(b *harness) {
-			b.a.SetPeers("f", []Peer{{node(2), 100}}, self, 100, true)
+			b.a.SetPeers("f", []Peer{{Address: node(2), Weight: 100}}, self, 100, true)
 			b.refuses("no token", outsider, with(0, 1))
 			b.moves(outsider, node(2), follows(1, b.token(outsider, goodKey))...)
 		})
@@ -144,7 +144,7 @@ func membership(weights map[int]float64, from int) *peers {
 	var others []Peer
 	for n := range 300 {
 		if weight, ok := weights[n]; ok && n != from {
-			others = append(others, Peer{node(n), weight})
+			others = append(others, Peer{Address: node(n), Weight: weight})
 		}
 	}
 	a.SetPeers("f", others, node(from), weights[from], false)
@@ -294,7 +294,7 @@ func TestSurplus(t *testing.T) {
 
 func TestMovedAboveRate(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
-		b.a.SetPeers("f", []Peer{{node(2), 10}}, self, 10, false)
+		b.a.SetPeers("f", []Peer{{Address: node(2), Weight: 10}}, self, 10, false)
 		moved := map[netip.AddrPort]bool{}
 		id := 0
 		for range 20 * 50 {
@@ -327,7 +327,7 @@ func TestMovedAboveRate(t *testing.T) {
 func TestMovedAllocatesNothing(t *testing.T) {
 	for _, drain := range []bool{false, true} {
 		b := newHarness(t, nil)
-		b.a.SetPeers("f", []Peer{{node(2), 10}, {node(3), 10}}, self, 10, drain)
+		b.a.SetPeers("f", []Peer{{Address: node(2), Weight: 10}, {Address: node(3), Weight: 10}}, self, 10, drain)
 		batch := []ingest.Datagram{b.land(address(1), follows(1, 0)[0].datagram(), 0)}
 		ask := func() {
 			b.now += int64(time.Second)

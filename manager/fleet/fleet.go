@@ -304,11 +304,28 @@ func (fl *Fleet) Snapshot() (s observe.Snapshot) {
 		s.Status.Functions = append(s.Status.Functions, f.status(&stats))
 		s.Functions = append(s.Functions, observe.Function{
 			Stats: stats, Histograms: fl.metrics.Of(f.name), Picture: f.port.PictureNumber(),
-			Serving: f.instances.serving(), Failures: f.instances.failures(),
+			Serving: f.instances.serving(), Planned: f.peers.Rate, Failures: f.instances.failures(),
 			PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: f.instances.uses(),
 		})
 	}
 	return s
+}
+
+// SetPeers tells a function which other nodes serve it.
+func (fl *Fleet) SetPeers(o control.PeersOrder) (Order, error) {
+	f := fl.functions.find(o.Function)
+	if f == nil {
+		return Order{}, fl.functions.unknown(o.Function)
+	}
+	if err := o.Check(); err != nil {
+		return Order{}, fmt.Errorf("set peers of %s: %w", o.Function, err)
+	}
+	if o.Drain != f.peers.Drain {
+		f.log.Info().Bool("drain", o.Drain).Int("peers", len(o.Peers)).Msg("function sends its clients to other nodes")
+	}
+	f.setPeers(o)
+	fl.keep()
+	return Order{Done: fmt.Sprintf("%s has %d peers", f.name, len(o.Peers))}, nil
 }
 
 // Card returns the card of the model that serves a function, or that will serve it.

@@ -37,6 +37,7 @@ type function struct {
 	instances  instances
 	fixed      bool               // an order has placed its instances
 	costs      map[string]float64 // device time per request, by device, as package placement wants it
+	peers      control.PeersOrder // the last one
 
 	removing bool
 	leaves   bool       // its share goes to the others: it is removed from a node that goes on
@@ -132,6 +133,11 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card, on *device) (
 		f.following.Go(func() { followKeys(following, c.Key, f.port.SetKeys, f.log) })
 	}
 	return f, nil
+}
+
+func (f *function) setPeers(o control.PeersOrder) {
+	f.peers = o
+	f.port.SetPeers(o.Peers, o.Self, o.Rate, o.Drain)
 }
 
 // checkPictures returns an error if the page cannot show the requests of a model.

@@ -41,6 +41,8 @@ type recorded struct {
 	// SharePercent is the share of each instance that was set by hand; 0 if none was, or if shares
 	// are tuned.
 	SharePercent float64 `json:"share_percent,omitempty"`
+	// Peers is the last order about other nodes that serve the function.
+	Peers control.PeersOrder `json:"peers,omitzero"`
 }
 
 // recorder keeps the record of a manager's functions.
@@ -130,7 +132,7 @@ func (fl *Fleet) keep() {
 		if f.removing || f.trial.running() {
 			continue
 		}
-		known := recorded{Function: f.config, SharePercent: f.byHand, Instances: f.placed(), Fixed: f.fixed}
+		known := recorded{Function: f.config, SharePercent: f.byHand, Instances: f.placed(), Fixed: f.fixed, Peers: f.peers}
 		if f.config.Port == 0 {
 			known.Port = f.port.LocalAddr().Port()
 		}
@@ -183,6 +185,7 @@ func (fl *Fleet) restore(r recorded) error {
 	}
 	f := fl.functions.find(c.Name)
 	f.config, f.fixed = r.Function, r.Fixed
+	f.setPeers(r.Peers)
 	if err := f.spread(r.Instances); err != nil {
 		f.log.Warn().Err(err).Msg("cannot restore the function on its devices; choosing others")
 	}

@@ -4,16 +4,19 @@ import (
 	"bytes"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/must"
@@ -91,6 +94,19 @@ func TestRecordNextManager(t *testing.T) {
 	b.turns()
 	b.replaced("stays", "/cards/better.yaml")
 	must.OK(t, b.setShare("stays", 40))
+	drain := control.PeersOrder{
+		Function: "comes", Peers: []control.Peer{{Address: netip.MustParseAddrPort("10.0.0.2:5001"), Weight: 10}},
+		Self: netip.MustParseAddrPort("10.0.0.1:5001"), Rate: 20, Drain: true,
+	}
+	must.Get(b.SetPeers(drain))(t)
+	for want, o := range map[string]control.PeersOrder{
+		`no function "x"`:                   {Function: "x"},
+		"set peers of comes: rate: -1 requ": {Function: "comes", Rate: -1},
+	} {
+		if _, err := b.SetPeers(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
 	want := map[string]configs.Function{}
 	ports := map[string]uint16{}
 	for _, f := range b.functions {
@@ -109,6 +125,9 @@ func TestRecordNextManager(t *testing.T) {
 		if port := f.port.LocalAddr().Port(); port != ports[f.name] {
 			t.Errorf("%s is at port %d, and was at %d", f.name, port, ports[f.name])
 		}
+	}
+	if o := next.functions.find("comes").peers; !reflect.DeepEqual(o, drain) {
+		t.Errorf("comes has peers %+v, want %+v", o, drain)
 	}
 	if f := next.status("stays"); f.Model != "/cards/better.yaml" || f.SharePercent != 40 {
 		t.Errorf("stays runs %s with %v %%, want the better model with 40", f.Model, f.SharePercent)
