@@ -6,23 +6,22 @@
 //  2. The change controller (change.go) takes the steps of a fleet's oldest PlanChange. A step edits the spec of a GPUPlan,
 //     and is in effect when the GPUPlan's status says so.
 //  3. The GPU controller (gpu.go) makes a GPUPlan true. It makes a claim and a pod for each segment, and writes the status.
-//  4. The function controller (function.go) gives each Function a Service and a PodDisruptionBudget.
+//  4. The function controller (function.go) gives each Function a Service.
 //  5. The fleet controller (fleet.go) keeps others off a fleet's GPUs, and prepares the namespaces that the fleet serves.
 //
 // # One writer per field
 //
 // The planning controller writes the status of Functions, Fleets and Profiles. The change controller writes the spec of
-// GPUPlans and the status of PlanChanges. The GPU controller writes the status of GPUPlans. Thus they never disagree, and an
-// edit by hand stays until the next change of the plan.
+// GPUPlans and the status of PlanChanges. The GPU controller writes the status of GPUPlans. Thus controllers never disagree.
 //
 // # Who owns what
 //
 // Each object that the operator makes has an owner reference, so that the garbage collector deletes it with its owner:
 //
-//	Fleet     owns its GPUPlans, PlanChanges and DeviceTaintRules, and in each namespace that it serves a service account
-//	          and a NetworkPolicy, with a ClusterRoleBinding
-//	GPUPlan   owns its ResourceClaims and Pods (a cluster-scoped object may own namespaced ones)
-//	Function  owns its Service and its PodDisruptionBudget
+//	Fleet     its GPUPlans, PlanChanges and DeviceTaintRules;
+//	          in each namespace with segments a ServiceAccount with its binding, a NetworkPolicy, a PodDisruptionBudget
+//	GPUPlan   its ResourceClaims and Pods (a cluster-scoped object may own namespaced ones)
+//	Function  its Service
 //
 // Labels (v1alpha1) are for people and for selectors. The controllers find what they own by its owner reference.
 //

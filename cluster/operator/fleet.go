@@ -114,7 +114,7 @@ func (r *Fleets) prepareNamespace(ctx context.Context, fleet *v1alpha1.Fleet, na
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: AgentName}}
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: AgentName + "-" + namespace}}
 
-	// Clients send requests to the functions' ports. Only the operator reads the pages of nodes and agents.
+	// Clients send requests to the functions' ports. No pod but the operator's reads the pages of nodes and agents.
 	network := &networkingv1.NetworkPolicy{ObjectMeta: meta}
 	anyPort := networkingv1.NetworkPolicyPort{Protocol: new(corev1.ProtocolUDP)}
 	page := func(port int) networkingv1.NetworkPolicyPort {

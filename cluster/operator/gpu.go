@@ -176,7 +176,7 @@ func (r *GPUs) advance(ctx context.Context, g *gpu, w workload, status v1alpha1.
 	}
 	switch {
 	case claim.DeletionTimestamp != nil:
-		// The pod keeps its device, and Kubernetes keeps the claim, until the pod ends. Then both are made anew.
+		// The pod keeps its device, and Kubernetes keeps the claim, until the pod ends. Then the controller makes new ones.
 		return "the claim is being deleted", r.label(ctx, w, pod, status)
 	case claim.Status.Allocation == nil:
 		return r.allocate(ctx, g, w, claim)

@@ -46,8 +46,8 @@ log: {format: json}
 functions: []
 `
 
-// A workload is a pod, its claim, and the segments that it serves. All of them are of one namespace and on one device: a
-// segment on a GPU with MIG, which is a device of its own, or all segments of a namespace on another GPU.
+// A workload is a pod, its claim, and the segments that it serves. A segment on a GPU with MIG has a device of its own, and so
+// has a workload of its own. On another GPU, the segments of a namespace share a workload. Namespaces never share one.
 type workload struct {
 	Claim    *resourceapi.ResourceClaim
 	Pod      *corev1.Pod

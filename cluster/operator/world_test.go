@@ -51,6 +51,7 @@ type world struct {
 	stopAt  int            // the operator stops after so many writes; 0: never
 	stopped bool
 	refuse  func(write string) error // of the API server
+	after   func(write string)       // what happens after a write
 	ids     int
 }
 
@@ -135,6 +136,9 @@ func (w *world) client() client.Client {
 			w.writes = append(w.writes, what)
 			if verb == "create" {
 				w.created[what]++
+			}
+			if w.after != nil {
+				w.after(what)
 			}
 			if len(w.writes) == w.stopAt {
 				w.stopped = true
@@ -319,7 +323,9 @@ func (w *world) check() {
 		if c.Status.Allocation == nil || len(c.Status.ReservedFor) == 0 {
 			continue
 		}
-		for _, part := range parts(c.Status.Allocation.Devices.Results[0].Device) {
+		device := c.Status.Allocation.Devices.Results[0]
+		for _, part := range parts(device.Device) {
+			part += " of " + device.Pool
 			if other := owner[part]; other != "" {
 				w.t.Fatalf("pods of claims %s and %s/%s both have %s; writes:\n%s", other, c.Namespace, c.Name, part, strings.Join(w.writes, "\n"))
 			}

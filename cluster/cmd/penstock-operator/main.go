@@ -37,8 +37,8 @@ func run() error {
 	flag.StringVar(&o.AgentImage, "agent-image", "", "image of penstock-agent, for pods on GPUs")
 	flag.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the operator")
 	elect := flag.Bool("leader-elect", true, "wait until no other operator of the namespace runs")
-	metrics := flag.String("metrics", ":8080", "address of /metrics; 0: none")
-	health := flag.String("health", ":8081", "address of /healthz and /readyz; 0: none")
+	metrics := flag.String("metrics-address", ":8080", "address of /metrics; 0: none")
+	health := flag.String("health-address", ":8081", "address of /healthz and /readyz; 0: none")
 	level := zerolog.InfoLevel
 	flag.TextVar(&level, "log-level", level, "debug, info, warn or error")
 	flag.Parse() // --kubeconfig is a flag of package config
