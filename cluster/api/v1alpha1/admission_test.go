@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	"context"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -318,5 +319,32 @@ policy: penstock
 `
 	if string(got) != want {
 		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
+
+// TestPage admits the objects in docs/kubernetes.md.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/kubernetes.md")
+	ok(t, err)
+	plurals := map[string]string{"Fleet": "fleets", "Function": "functions"}
+	for _, block := range regexp.MustCompile("(?ms)^ *```yaml\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {
+		object := parse(t, block[1])
+		kind, _ := object["kind"].(string)
+		plural, found := plurals[kind]
+		if !found {
+			t.Errorf("the page has a second or unknown object %q:\n%s", kind, block[1])
+			continue
+		}
+		delete(plurals, kind)
+		before := runtime.DeepCopyJSON(object)
+		ok(t, newAdmission(t, plural).admit(object, nil))
+		for key := range before["spec"].(map[string]any) {
+			if _, kept := object["spec"].(map[string]any)[key]; !kept {
+				t.Errorf("%s of the page has an unknown key %s", kind, key)
+			}
+		}
+	}
+	if len(plurals) > 0 {
+		t.Errorf("the page has no example of %v", plurals)
 	}
 }
