@@ -90,7 +90,7 @@ func (p Pod) function(all []v1alpha1.Segment, statuses []v1alpha1.SegmentStatus)
 	return f
 }
 
-// addPeers adds other nodes. Those that are no addresses are left out: a node would refuse all of them.
+// addPeers adds other nodes. It leaves out wrong addresses: with one of them, a node would refuse the whole order.
 func (f *function) addPeers(peers []v1alpha1.Peer, own netip.Addr) {
 	for _, p := range peers {
 		address, err := netip.ParseAddrPort(p.Address)
@@ -125,7 +125,7 @@ type sent struct {
 	peers  control.PeersOrder
 }
 
-// diff returns the orders that make a node's functions those that are wanted. done has what the node has carried out since it
+// diff returns the orders that give a node the wanted functions. done has what the node has carried out since it
 // started.
 //
 //   - A function that is not wanted is removed, as is one with another model, objective or port. That one is added next.

@@ -98,7 +98,7 @@ func (n *node) read(ctx context.Context) (err error) {
 	return nil
 }
 
-// step compares the node with what is wanted, and sends the orders that are due.
+// step compares the node with the wanted functions, and sends the orders that are due.
 func (n *node) step(ctx context.Context, wanted []*function) error {
 	if err := n.read(ctx); err != nil {
 		return err
@@ -149,7 +149,7 @@ func processes(p control.FunctionPlacement) (n int) {
 }
 
 // order sends all in one order: together they start as fast as the slowest of them. The node refuses it if one function
-// cannot be placed. Each then gets an order of its own.
+// cannot be placed. Then there is one order per function.
 func (n *node) order(ctx context.Context, places []control.FunctionPlacement) (list []outcome) {
 	err := n.orderOnce(ctx, places...)
 	_, refused := errors.AsType[control.Refusal](err)
