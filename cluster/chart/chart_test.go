@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -269,5 +270,20 @@ func TestAlerts(t *testing.T) {
 		if out, err := run.CombinedOutput(); err != nil {
 			t.Errorf("promtool %s: %v\n%s", strings.Join(arguments, " "), err, out)
 		}
+	}
+}
+
+// TestFlags starts the operator with the chart's flags. It knows them all, and then misses an API server.
+func TestFlags(t *testing.T) {
+	objects, err := render(t, "")
+	ok(t, err)
+	container := get[*appsv1.Deployment](t, objects, "Deployment/penstock-operator").Spec.Template.Spec.Containers[0]
+	operator := exec.Command("go", append([]string{"run", "../cmd/penstock-operator"}, container.Args...)...)
+	operator.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(t.TempDir(), "none"))
+	for _, e := range container.Env {
+		operator.Env = append(operator.Env, e.Name+"=penstock-system")
+	}
+	if out, err := operator.CombinedOutput(); err == nil || !strings.Contains(string(out), "find the API server") {
+		t.Errorf("run penstock-operator %v: %v\n%s", container.Args, err, out)
 	}
 }

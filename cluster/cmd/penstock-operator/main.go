@@ -20,8 +20,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	servedmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/penstock/penstock/cluster/metrics"
 	"github.com/penstock/penstock/cluster/operator"
 )
 
@@ -37,7 +39,7 @@ func run() error {
 	flag.StringVar(&o.AgentImage, "agent-image", "", "image of penstock-agent, for pods on GPUs")
 	flag.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the operator")
 	elect := flag.Bool("leader-elect", true, "wait until no other operator of the namespace runs")
-	metrics := flag.String("metrics-address", ":8080", "address of /metrics; 0: none")
+	pages := flag.String("metrics-address", ":8080", "address of /metrics; 0: none")
 	health := flag.String("health-address", ":8081", "address of /healthz and /readyz; 0: none")
 	level := zerolog.InfoLevel
 	flag.TextVar(&level, "log-level", level, "debug, info, warn or error")
@@ -64,7 +66,7 @@ func run() error {
 		LeaderElectionID:              "penstock-operator",
 		LeaderElectionNamespace:       o.Namespace,
 		LeaderElectionReleaseOnCancel: true, // this program ends with its manager
-		Metrics:                       server.Options{BindAddress: *metrics},
+		Metrics:                       server.Options{BindAddress: *pages},
 		HealthProbeBindAddress:        *health,
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
@@ -78,6 +80,7 @@ func run() error {
 		m.AddHealthzCheck("ping", healthz.Ping),
 		m.AddReadyzCheck("ping", healthz.Ping),
 		operator.Add(ctx, m, o),
+		servedmetrics.Registry.Register(metrics.New(m.GetClient(), m.Elected())),
 	); err != nil {
 		return fmt.Errorf("set up the controllers: %w", err)
 	}
