@@ -117,7 +117,8 @@ func TestRealNode(t *testing.T) {
 	there.Name = "face-2"
 	here.api.set(planOf(face, voice))
 	other.api.set(planOf(there))
-	here.answers("/readyz", 200, "ready")
+	here.answers("/readyz?segment=face-1", 200, "ready")
+	here.answers("/readyz?segment=voice-1", 200, "ready")
 	other.answers("/readyz", 200, "ready")
 	here.runs("face*2", "voice*2")
 	here.serves(face.Port)
@@ -131,7 +132,7 @@ func TestRealNode(t *testing.T) {
 	// A manager that dies restores its functions, and the agent orders them again.
 	nodetest.Kill(t, nodetest.Child(t, here.node, "manager"))
 	here.runs("face*2", "voice*3")
-	here.answers("/readyz", 200, "ready")
+	here.answers("/readyz?segment=voice-1", 200, "ready")
 	here.serves(voice.Port)
 
 	// The function drains under load: its client goes to the other node, and loses nothing.

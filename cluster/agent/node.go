@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -219,19 +220,25 @@ func (n *node) rate(function string) (control.FunctionRate, bool) {
 	return n.rates.Functions[at], true
 }
 
-// states describes the segments, and says why the pod is not ready. err is the result of the last step.
+// states describes the segments, and says why the pod is not ready. err is the result of the last step. A pod that serves one of
+// its functions is ready: without readiness all of them lose their flows.
 func (n *node) states(wanted []*function, err error) (segments map[string]segmentState, problem string) {
 	segments = map[string]segmentState{}
 	if err != nil {
 		problem = err.Error()
 	}
+	serves, waits := false, ""
 	for _, f := range wanted {
 		state, settled := segmentState{message: problem}, false
 		if err == nil {
 			state, settled = n.state(f)
 		}
-		if !state.ready && !f.peers.Drain && problem == "" {
-			problem = "function " + f.name() + " does not serve: " + state.message
+		switch {
+		case f.peers.Drain:
+		case state.ready:
+			serves = true
+		default:
+			waits = cmp.Or(waits, "function "+f.name()+" does not serve: "+state.message)
 		}
 		for _, s := range f.segments {
 			own := state
@@ -239,6 +246,9 @@ func (n *node) states(wanted []*function, err error) (segments map[string]segmen
 			own.drained = s.drains && (state.drained || settled && !f.peers.Drain)
 			segments[s.name] = own
 		}
+	}
+	if !serves {
+		problem = cmp.Or(problem, waits)
 	}
 	return segments, problem
 }

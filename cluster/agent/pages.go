@@ -15,8 +15,8 @@ import (
 const (
 	// RatesPath is the node's page of rates, control.Rates.
 	RatesPath = control.RatesPath
-	// ReadyPath answers 200 if each function of a segment that does not drain serves, else 503 with the reason. With
-	// `?segment=NAME` it answers for the function of one segment.
+	// ReadyPath answers 200 if the pod serves a function that does not drain, or all of them drain, else 503 with the reason.
+	// With `?segment=NAME` it answers for the function of one segment.
 	ReadyPath = "/readyz"
 	// DrainedPath with `?segment=NAME` answers 200 if the clients of a segment have left, else 503 with the reason.
 	DrainedPath = "/drained"
