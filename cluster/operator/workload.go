@@ -141,7 +141,11 @@ func onNode(name string) *corev1.NodeSelector {
 }
 
 func pod(meta metav1.ObjectMeta, fleet *v1alpha1.Fleet, plan *v1alpha1.GPUPlan, agentImage string) *corev1.Pod {
-	meta.Annotations = map[string]string{configAnnotation: nodeConfig}
+	config := nodeConfig
+	if fleet.Spec.Node.Models != nil {
+		config += "models: [" + modelsFolder + "]\n"
+	}
+	meta.Annotations = map[string]string{configAnnotation: config}
 	p := &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{
 		ServiceAccountName:            AgentName,
 		AutomountServiceAccountToken:  new(false), // only the agent gets one
@@ -201,7 +205,6 @@ func nodeContainer(fleet *v1alpha1.Fleet) corev1.Container {
 	}
 	c.Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
 	if fleet.Spec.Node.Models != nil {
-		c.Args = append(c.Args, "--models", modelsFolder)
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "models", MountPath: modelsFolder, ReadOnly: true})
 	}
 	return c

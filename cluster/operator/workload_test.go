@@ -1,0 +1,28 @@
+package operator
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/penstock/penstock/cluster/api/v1alpha1"
+)
+
+// A node finds the models of a volume, and starts those that the agent orders: `--models` would start all.
+func TestModelVolume(t *testing.T) {
+	fleet := testFleet()
+	fleet.Spec.Node.Models = &v1alpha1.ModelVolume{ClaimName: "models"}
+	p := &v1alpha1.GPUPlan{}
+	p.Spec.Segments = []v1alpha1.Segment{{Name: "a-1", Namespace: "shop", Function: "a"}}
+	pod := desired(fleet, p, "agent")[0].Pod
+	if config := pod.Annotations[configAnnotation]; !strings.HasSuffix(config, "\nmodels: [/models]\n") {
+		t.Errorf("the node's configuration is %q", config)
+	}
+	node := pod.Spec.Containers[0]
+	mounted := func(m corev1.VolumeMount) bool { return m.MountPath == modelsFolder && m.ReadOnly }
+	if slices.Contains(node.Args, "--models") || !slices.ContainsFunc(node.VolumeMounts, mounted) {
+		t.Errorf("the node has arguments %q and mounts %+v", node.Args, node.VolumeMounts)
+	}
+}
