@@ -52,23 +52,27 @@ func ask(ctx context.Context, agents Agents, questions []question) map[question]
 	return affirmed
 }
 
-// HTTPAgents asks agents over HTTP. An agent says yes with status 200 and no with 503.
-type HTTPAgents struct {
-	Client *http.Client
-	Port   int // AgentPort if it is 0
+// httpAgents asks agents over HTTP. An agent says yes with status 200 and no with 503.
+type httpAgents struct {
+	client http.Client
+	port   int
+}
+
+// NewHTTPAgents asks agents at a TCP port of their pods.
+func NewHTTPAgents(port int) Agents {
+	return &httpAgents{
+		client: http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		port:   port,
+	}
 }
 
 // Ask asks until there is an answer, or the agent was silent for too long.
-func (a HTTPAgents) Ask(ctx context.Context, address, about, segment string) (bool, error) {
+func (a *httpAgents) Ask(ctx context.Context, address, about, segment string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, silence)
 	defer cancel()
-	port := a.Port
-	if port == 0 {
-		port = AgentPort
-	}
 	page := url.URL{
 		Scheme:   "http",
-		Host:     net.JoinHostPort(address, strconv.Itoa(port)),
+		Host:     net.JoinHostPort(address, strconv.Itoa(a.port)),
 		Path:     about,
 		RawQuery: url.Values{"segment": {segment}}.Encode(),
 	}
@@ -92,12 +96,12 @@ func (a HTTPAgents) Ask(ctx context.Context, address, about, segment string) (bo
 }
 
 // get returns the status of a page. It reads none of the body, which may be endless.
-func (a HTTPAgents) get(ctx context.Context, page string) (code int, err error) {
+func (a *httpAgents) get(ctx context.Context, page string) (code int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, page, nil)
 	if err != nil {
 		return 0, err
 	}
-	resp, err := a.Client.Do(req)
+	resp, err := a.client.Do(req)
 	if err != nil {
 		return 0, err
 	}

@@ -2,7 +2,6 @@ package operator
 
 import (
 	"context"
-	"net/http"
 	"slices"
 	"time"
 
@@ -113,7 +112,7 @@ func Add(ctx context.Context, m manager.Manager, o Options) error {
 	c := m.GetClient()
 	onSpec := builder.WithPredicates(predicate.GenerationChangedPredicate{})
 
-	gpus := &GPUs{Client: c, Agents: HTTPAgents{Client: &http.Client{}}, AgentImage: o.AgentImage, Now: time.Now}
+	gpus := &GPUs{Client: c, Agents: NewHTTPAgents(AgentPort), AgentImage: o.AgentImage, Now: time.Now}
 	if err := builder.ControllerManagedBy(m).Named("gpu").
 		For(&v1alpha1.GPUPlan{}).
 		Owns(&resourceapi.ResourceClaim{}).

@@ -112,6 +112,33 @@ func newFake(objects ...client.Object) client.WithWatch {
 	return b.Build()
 }
 
+// listed are the types that the operator's cache has.
+var listed = []client.ObjectList{
+	&v1alpha1.FleetList{}, &v1alpha1.FunctionList{}, &v1alpha1.PlanChangeList{}, &v1alpha1.GPUPlanList{},
+	&resourceapi.ResourceClaimList{}, &resourceapi.ResourceSliceList{}, &corev1.PodList{}, &corev1.NodeList{},
+	&corev1.ServiceList{}, &corev1.ServiceAccountList{}, &networkingv1.NetworkPolicyList{}, &policyv1.PodDisruptionBudgetList{},
+	&rbacv1.ClusterRoleBindingList{}, &resourceapi.DeviceTaintRuleList{},
+}
+
+// see lets the operator's cache show what the API server now has, of the types that which selects. The others stay old.
+func (w *world) see(which func(client.ObjectList) bool) {
+	w.t.Helper()
+	var objects []client.Object
+	for _, list := range listed {
+		from := w.cache
+		if from == nil || which(list) {
+			from = w.api
+		}
+		list = list.DeepCopyObject().(client.ObjectList)
+		w.must(from.List(context.Background(), list))
+		w.must(meta.EachListItem(list, func(o runtime.Object) error {
+			objects = append(objects, o.DeepCopyObject().(client.Object))
+			return nil
+		}))
+	}
+	w.cache = newFake(objects...)
+}
+
 func (w *world) must(err error) {
 	w.t.Helper()
 	if err != nil {
@@ -214,7 +241,7 @@ func (w *world) reconcile(c runner, key client.ObjectKey) time.Duration {
 	case w.stopped:
 		w.stopped, w.stopAt = false, 0
 		return time.Second
-	case err != nil && w.refuse == nil:
+	case err != nil && w.refuse == nil && w.cache == nil:
 		w.t.Fatalf("%T of %s: %v", c.reconciler, key, err)
 	case err != nil:
 		return time.Second
@@ -447,8 +474,16 @@ func (w *world) change(number int64) v1alpha1.PlanChangeStatus {
 	return c.Status
 }
 
-// summary describes all that the operator made, without what differs between runs.
-func (w *world) summary() string {
+func items(list client.ObjectList) (all []client.Object) {
+	meta.EachListItem(list, func(o runtime.Object) error {
+		all = append(all, o.(client.Object))
+		return nil
+	})
+	return all
+}
+
+// segments describes plans, claims and pods, without what differs between runs.
+func (w *world) segments() string {
 	w.t.Helper()
 	ctx := context.Background()
 	var plans v1alpha1.GPUPlanList
@@ -478,16 +513,24 @@ func (w *world) summary() string {
 		}
 		lines = append(lines, fmt.Sprintf("pod %s/%s: serves %s", p.Namespace, p.Name, strings.Join(serving, ",")))
 	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// summary describes all that the operator made.
+func (w *world) summary() string {
+	w.t.Helper()
+	lines := strings.SplitAfter(w.segments(), "\n")
 	for _, list := range []client.ObjectList{
 		&corev1.ServiceList{}, &corev1.ServiceAccountList{}, &rbacv1.ClusterRoleBindingList{}, &networkingv1.NetworkPolicyList{},
 		&policyv1.PodDisruptionBudgetList{}, &resourceapi.DeviceTaintRuleList{},
 	} {
 		for _, key := range w.names(list) {
-			lines = append(lines, fmt.Sprintf("%s %s", strings.TrimSuffix(kind(list), "List"), strings.TrimPrefix(key.String(), "/")))
+			lines = append(lines, fmt.Sprintf("%s %s\n", strings.TrimSuffix(kind(list), "List"), strings.TrimPrefix(key.String(), "/")))
 		}
 	}
 	slices.Sort(lines)
-	return strings.Join(lines, "\n") + "\n"
+	return strings.Join(lines, "")
 }
 
 // agents are hostile if a segment's behaviour says so.
