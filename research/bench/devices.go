@@ -58,8 +58,10 @@ type DevicesOptions struct {
 	Loads      []float64
 	Duration   time.Duration
 	Rounds     int
-	// InFlight is how many requests each of the closed loop's flows keeps in flight.
+	// InFlight is how many requests each of the closed loop's flows keeps in flight. There are devicesFlows per device.
 	InFlight int
+	// Receivers is the number of receivers of each function.
+	Receivers int
 }
 
 const devicesFlows = 4
@@ -122,14 +124,19 @@ func RunDevices(ctx context.Context, o DevicesOptions) (Devices, error) {
 	return r, nil
 }
 
-// start starts a node with functions of these models on devices, and returns the pictures to send to each.
-func (o *DevicesOptions) start(ctx context.Context, devices []string, models []string) (*testbed.Harness, []devicesFunction, error) {
+// start starts a node with functions of these models on devices, and returns the pictures to send to each. Each
+// function begins with so many instances.
+func (o *DevicesOptions) start(ctx context.Context, devices []string, models []string, instances int) (*testbed.Harness, []devicesFunction, error) {
 	list, err := json.Marshal(devices)
 	if err != nil {
 		return nil, nil, err
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "devices: %s\nfunctions:\n", list)
+	fixed := "" // instances: 1 is the default, and lets the node add others
+	if instances > 1 {
+		fixed = fmt.Sprintf(", instances: %d", instances)
+	}
 	functions := make([]devicesFunction, len(models))
 	for i, name := range models {
 		card, err := o.Card(name)
@@ -137,7 +144,7 @@ func (o *DevicesOptions) start(ctx context.Context, devices []string, models []s
 			return nil, nil, err
 		}
 		functions[i] = devicesFunction{name: fmt.Sprintf("%s-%d", name, i), card: card, picture: testbed.Noise(card, 2)}
-		fmt.Fprintf(&text, "  - {name: %s, model: %s, port: 0, receivers: 2}\n", functions[i].name, card.File)
+		fmt.Fprintf(&text, "  - {name: %s, model: %s, port: 0, receivers: %d%s}\n", functions[i].name, card.File, o.Receivers, fixed)
 	}
 	b, err := testbed.Start(ctx, o.Binary, testbed.Options{More: text.String()})
 	return b, functions, err
@@ -150,12 +157,12 @@ type devicesFunction struct {
 	picture []byte
 }
 
-func (f *devicesFunction) traffic(ctx context.Context, b *testbed.Harness, inFlight int) (*Traffic, error) {
+func (f *devicesFunction) traffic(ctx context.Context, b *testbed.Harness, flows, inFlight int) (*Traffic, error) {
 	status, err := b.Function(f.name)
 	if err != nil {
 		return nil, err
 	}
-	return NewTraffic(ctx, TrafficOptions{Port: status.Port, Flows: devicesFlows, InFlight: inFlight, Picture: f.picture})
+	return NewTraffic(ctx, TrafficOptions{Port: status.Port, Flows: flows, InFlight: inFlight, Picture: f.picture})
 }
 
 // late counts answers that were not ok, or later than the objective.
@@ -170,24 +177,19 @@ func (f *devicesFunction) late(all []Answered) (n int) {
 
 // capacity returns the answers in time per second of a single function under a closed loop.
 func (o *DevicesOptions) capacity(ctx context.Context, devices []string, model string) (float64, error) {
-	b, functions, err := o.start(ctx, devices, []string{model})
+	b, functions, err := o.start(ctx, devices, []string{model}, len(devices))
 	if err != nil {
 		return 0, err
 	}
 	defer b.Kill()
 	f := &functions[0]
-	t, err := f.traffic(ctx, b, o.InFlight)
+	t, err := f.traffic(ctx, b, devicesFlows*len(devices), o.InFlight)
 	if err != nil {
 		return 0, err
 	}
 	defer t.Stop()
 	if err := t.Keep(o.InFlight); err != nil {
 		return 0, err
-	}
-	if len(devices) > 1 {
-		if err := grown(ctx, b, f.name); err != nil {
-			return 0, err
-		}
 	}
 	if err := testbed.Pause(ctx, o.Duration/2); err != nil { // batches adapt
 		return 0, err
@@ -222,7 +224,7 @@ func grown(ctx context.Context, b *testbed.Harness, name string) error {
 
 // worst runs a function per model and device at a load, and returns the percent in time of the worst one.
 func (o *DevicesOptions) worst(ctx context.Context, devices []string, load float64, capacity map[string]float64) (float64, error) {
-	b, functions, err := o.start(ctx, devices, slices.Repeat(o.ModelNames, len(devices)))
+	b, functions, err := o.start(ctx, devices, slices.Repeat(o.ModelNames, len(devices)), 1)
 	if err != nil {
 		return 0, err
 	}
@@ -235,7 +237,7 @@ func (o *DevicesOptions) worst(ctx context.Context, devices []string, load float
 	}()
 	for i := range functions {
 		f := &functions[i]
-		t, err := f.traffic(ctx, b, 1024)
+		t, err := f.traffic(ctx, b, devicesFlows, 1024)
 		if err != nil {
 			return 0, err
 		}
@@ -259,7 +261,7 @@ func (o *DevicesOptions) worst(ctx context.Context, devices []string, load float
 
 // double gives the first model's function 0.6 and then 1.2 times the capacity of a device, next to small functions of the others.
 func (o *DevicesOptions) double(ctx context.Context, capacity map[string]float64) (g DevicesGrown, err error) {
-	b, functions, err := o.start(ctx, o.Devices, o.ModelNames)
+	b, functions, err := o.start(ctx, o.Devices, o.ModelNames, 1)
 	if err != nil {
 		return g, err
 	}
@@ -271,7 +273,7 @@ func (o *DevicesOptions) double(ctx context.Context, capacity map[string]float64
 		}
 	}()
 	pace := func(f *devicesFunction, rate float64) error {
-		t, err := f.traffic(ctx, b, 1024)
+		t, err := f.traffic(ctx, b, devicesFlows, 1024)
 		if err == nil {
 			t.Pace(rate)
 			loads = append(loads, t)
