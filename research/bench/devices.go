@@ -12,7 +12,6 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testbed"
-	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -21,8 +20,8 @@ type Devices struct {
 	Machine testbed.Machine `json:"machine"`
 	// Devices are all; the node on one device has the first.
 	Devices []string `json:"devices"`
-	// Model is that of the single function. One and All are its answers in time per second under a closed loop,
-	// a value per round.
+	// Model is that of the single function. One and All are its answers per second under a closed loop, with an
+	// objective of a second, a value per round.
 	Model string    `json:"model"`
 	One   []float64 `json:"one_per_s"`
 	All   []float64 `json:"all_per_s"`
@@ -73,14 +72,15 @@ func RunDevices(ctx context.Context, o DevicesOptions) (Devices, error) {
 	var ratios []float64
 	for round := range o.Rounds {
 		o.Printf("round %d of %d: %s", round+1, o.Rounds, r.Model)
-		a, err := o.capacity(ctx, one, o.ModelNames[0])
+		a, err := o.capacity(ctx, one, o.ModelNames[0], 2*o.InFlight, time.Second)
 		if err != nil {
 			return r, err
 		}
-		b, err := o.capacity(ctx, o.Devices, o.ModelNames[0])
+		b, err := o.capacity(ctx, o.Devices, o.ModelNames[0], 2*o.InFlight, time.Second)
 		if err != nil {
 			return r, err
 		}
+		o.Printf("%.0f and %.0f answers per second: ratio %.3f", a, b, b/a)
 		r.One, r.All, ratios = append(r.One, a), append(r.All, b), append(ratios, b/a)
 	}
 	r.Ratio, _, _ = Spread(ratios)
@@ -90,11 +90,11 @@ func RunDevices(ctx context.Context, o DevicesOptions) (Devices, error) {
 
 	capacity := map[string]float64{}
 	for _, name := range o.ModelNames {
-		o.Printf("capacity for %s", name)
-		c, err := o.capacity(ctx, one, name)
+		c, err := o.capacity(ctx, one, name, o.InFlight, 0)
 		if err != nil {
 			return r, err
 		}
+		o.Printf("capacity for %s: %.0f answers in time per second", name, c)
 		capacity[name] = c
 	}
 	for _, load := range o.Loads {
@@ -112,6 +112,7 @@ func RunDevices(ctx context.Context, o DevicesOptions) (Devices, error) {
 			if err != nil {
 				return r, err
 			}
+			o.Printf("the worst has %.2f and %.2f %% in time", a, b)
 			m.One, m.All = append(m.One, a), append(m.All, b)
 		}
 		o.Printf("round %d of %d: a rate doubles", round+1, o.Rounds)
@@ -119,32 +120,29 @@ func RunDevices(ctx context.Context, o DevicesOptions) (Devices, error) {
 		if err != nil {
 			return r, err
 		}
+		o.Printf("%+v", g)
 		r.Doubled = append(r.Doubled, g)
 	}
 	return r, nil
 }
 
 // start starts a node with functions of these models on devices, and returns the pictures to send to each. Each
-// function begins with so many instances.
-func (o *DevicesOptions) start(ctx context.Context, devices []string, models []string, instances int) (*testbed.Harness, []devicesFunction, error) {
+// function begins with so many instances. An objective of 0 is the card's.
+func (o *DevicesOptions) start(ctx context.Context, devices []string, models []string, instances int, slo time.Duration) (*testbed.Harness, []devicesFunction, error) {
 	list, err := json.Marshal(devices)
 	if err != nil {
 		return nil, nil, err
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "devices: %s\nfunctions:\n", list)
-	fixed := "" // instances: 1 is the default, and lets the node add others
-	if instances > 1 {
-		fixed = fmt.Sprintf(", instances: %d", instances)
-	}
 	functions := make([]devicesFunction, len(models))
 	for i, name := range models {
 		card, err := o.Card(name)
 		if err != nil {
 			return nil, nil, err
 		}
-		functions[i] = devicesFunction{name: fmt.Sprintf("%s-%d", name, i), card: card, picture: testbed.Noise(card, 2)}
-		fmt.Fprintf(&text, "  - {name: %s, model: %s, port: 0, receivers: %d%s}\n", functions[i].name, card.File, o.Receivers, fixed)
+		functions[i] = devicesFunction{name: fmt.Sprintf("%s-%d", name, i), slo: cmp.Or(slo, card.SLO), picture: testbed.Noise(card, 2)}
+		fmt.Fprintf(&text, "  - {name: %s, model: %s, port: 0, receivers: %d, instances: %d, slo: %v}\n", functions[i].name, card.File, o.Receivers, instances, functions[i].slo)
 	}
 	b, err := testbed.Start(ctx, o.Binary, testbed.Options{More: text.String()})
 	return b, functions, err
@@ -153,7 +151,7 @@ func (o *DevicesOptions) start(ctx context.Context, devices []string, models []s
 // devicesFunction is a function of a measured node.
 type devicesFunction struct {
 	name    string
-	card    *models.Card
+	slo     time.Duration
 	picture []byte
 }
 
@@ -168,27 +166,28 @@ func (f *devicesFunction) traffic(ctx context.Context, b *testbed.Harness, flows
 // late counts answers that were not ok, or later than the objective.
 func (f *devicesFunction) late(all []Answered) (n int) {
 	for _, a := range all {
-		if a.Unsent || a.Status != client.StatusOK || time.Duration(a.Latency) > f.card.SLO {
+		if a.Unsent || a.Status != client.StatusOK || time.Duration(a.Latency) > f.slo {
 			n++
 		}
 	}
 	return n
 }
 
-// capacity returns the answers in time per second of a single function under a closed loop.
-func (o *DevicesOptions) capacity(ctx context.Context, devices []string, model string) (float64, error) {
-	b, functions, err := o.start(ctx, devices, []string{model}, len(devices))
+// capacity returns the answers in time per second of a single function under a closed loop, with inFlight requests on
+// each flow and an instance per device.
+func (o *DevicesOptions) capacity(ctx context.Context, devices []string, model string, inFlight int, slo time.Duration) (float64, error) {
+	b, functions, err := o.start(ctx, devices, []string{model}, len(devices), slo)
 	if err != nil {
 		return 0, err
 	}
 	defer b.Kill()
 	f := &functions[0]
-	t, err := f.traffic(ctx, b, devicesFlows*len(devices), o.InFlight)
+	t, err := f.traffic(ctx, b, devicesFlows*len(devices), inFlight)
 	if err != nil {
 		return 0, err
 	}
 	defer t.Stop()
-	if err := t.Keep(o.InFlight); err != nil {
+	if err := t.Keep(inFlight); err != nil {
 		return 0, err
 	}
 	if err := testbed.Pause(ctx, o.Duration/2); err != nil { // batches adapt
@@ -224,7 +223,7 @@ func grown(ctx context.Context, b *testbed.Harness, name string) error {
 
 // worst runs a function per model and device at a load, and returns the percent in time of the worst one.
 func (o *DevicesOptions) worst(ctx context.Context, devices []string, load float64, capacity map[string]float64) (float64, error) {
-	b, functions, err := o.start(ctx, devices, slices.Repeat(o.ModelNames, len(devices)), 1)
+	b, functions, err := o.start(ctx, devices, slices.Repeat(o.ModelNames, len(devices)), 1, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -259,9 +258,9 @@ func (o *DevicesOptions) worst(ctx context.Context, devices []string, load float
 	return worst, nil
 }
 
-// double gives the first model's function 0.6 and then 1.2 times the capacity of a device, next to small functions of the others.
+// double gives the first model's function 0.75 and then 1.5 times the capacity of a device, next to small functions of the others.
 func (o *DevicesOptions) double(ctx context.Context, capacity map[string]float64) (g DevicesGrown, err error) {
-	b, functions, err := o.start(ctx, o.Devices, o.ModelNames, 1)
+	b, functions, err := o.start(ctx, o.Devices, o.ModelNames, 1, 0)
 	if err != nil {
 		return g, err
 	}
@@ -281,7 +280,7 @@ func (o *DevicesOptions) double(ctx context.Context, capacity map[string]float64
 		return err
 	}
 	for i := range functions {
-		part := 0.6
+		part := 0.75
 		if i > 0 {
 			part = 0.05
 		}
@@ -293,7 +292,7 @@ func (o *DevicesOptions) double(ctx context.Context, capacity map[string]float64
 		return g, err
 	}
 	from := shm.Now()
-	if err := pace(&functions[0], 0.6*capacity[o.ModelNames[0]]); err != nil {
+	if err := pace(&functions[0], 0.75*capacity[o.ModelNames[0]]); err != nil {
 		return g, err
 	}
 	if err := grown(ctx, b, functions[0].name); err != nil {

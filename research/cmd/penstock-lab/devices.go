@@ -56,7 +56,7 @@ the rate of the first model's function. Rows have the median and the range of th
 	cmd.Flags().Float64SliceVar(&o.Loads, "load", nil, "parts of a device's capacity for the mixes")
 	cmd.Flags().DurationVar(&o.Duration, "duration", 5*time.Second, "measured time of a run")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "how many runs of each")
-	cmd.Flags().IntVar(&o.InFlight, "in-flight", 32, "requests in flight on each of four sockets per device in the closed loop")
+	cmd.Flags().IntVar(&o.InFlight, "in-flight", 32, "requests in flight on each of four sockets per device in the closed loop; twice as many for the single function")
 	cmd.Flags().IntVar(&o.Receivers, "receivers", 4, "receivers of each function")
 	return cmd
 }
@@ -68,7 +68,7 @@ func devicesRows(r bench.Devices) []table.Row {
 	}
 	rows := []table.Row{
 		{"", "one device", fmt.Sprintf("%d devices", len(r.Devices))},
-		{r.Model + ": answers in time per second", cell(r.One, ""), cell(r.All, "")},
+		{r.Model + ": answers per second", cell(r.One, ""), cell(r.All, "")},
 		{"all / one", "", fmt.Sprintf("%.3f", r.Ratio)},
 	}
 	for _, m := range r.Mixes {
