@@ -253,9 +253,27 @@ func (o *DevicesOptions) worst(ctx context.Context, devices []string, load float
 	to, worst := shm.Now(), 100.0
 	for i := range functions {
 		all := loads[i].Between(from, to)
-		worst = min(worst, 100*float64(len(all)-functions[i].late(all))/float64(max(1, len(all))))
+		late := functions[i].late(all)
+		if late > 0 {
+			o.Printf("%s on %d devices: %d of %d answers late, %s", functions[i].name, len(devices), late, len(all), outcomes(all))
+		}
+		worst = min(worst, 100*float64(len(all)-late)/float64(max(1, len(all))))
 	}
 	return worst, nil
+}
+
+// outcomes says how many requests ended in which way, and the largest latency.
+func outcomes(all []Answered) string {
+	count, longest := map[string]int{}, time.Duration(0)
+	for _, a := range all {
+		what := a.Status.String()
+		if a.Unsent {
+			what = "unsent"
+		}
+		count[what]++
+		longest = max(longest, time.Duration(a.Latency))
+	}
+	return fmt.Sprintf("%v, the last after %v", count, longest.Round(time.Millisecond))
 }
 
 // double gives the first model's function 0.75 and then 1.5 times the capacity of a device, next to small functions of the others.
