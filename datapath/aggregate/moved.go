@@ -16,8 +16,8 @@ import (
 
 // Other nodes of the function, to which clients that follow can be moved (docs/wire.md).
 //
-//  1. Weighted rendezvous hashing says to which node a client belongs. The weights are planned rates. Each node comes to
-//     the same result, so a client that was moved is not moved back.
+//  1. Weighted rendezvous hashing says to which node a client belongs. The weights are planned rates. All nodes
+//     compute the same, so a client that was moved is not moved back.
 //  2. A node that drains moves all clients that follow.
 //  3. A node above its planned rate moves a part of the clients that belong elsewhere. A second hash orders them. The
 //     part grows at once by as much as is missing. It falls slowly, and only well below the rate: clients that return

@@ -224,7 +224,7 @@ func TestOwnerOfAddress(t *testing.T) {
 	}
 }
 
-// A node gets more than its rate from clients that send independently. Those that are moved stay away for the lifetime.
+// A node gets more than its rate from clients that send independently. Moved clients stay away for the lifetime.
 func TestSurplus(t *testing.T) {
 	const clients, rate = 400, 1000.0
 	for _, c := range []struct {
@@ -284,7 +284,7 @@ func TestSurplus(t *testing.T) {
 			if part := float64(gone) / clients; part < c.leastAway*0.8 {
 				t.Errorf("%.2f of the clients are away, want %.2f", part, c.leastAway)
 			}
-			// Those that are away ask once per lifetime. More moves are clients that come and go.
+			// Clients that are away ask once per lifetime. More moves are clients that come and go.
 			if most := 1.3*float64(gone)*(end-settled)/movedFor.Seconds() + 1; float64(moves) > most {
 				t.Errorf("%d moves of %d clients, want at most %.0f", moves, gone, most)
 			}
