@@ -63,7 +63,11 @@ type DevicesOptions struct {
 	Receivers int
 }
 
-const devicesFlows = 4
+const (
+	devicesFlows = 4
+	// patience is for how many objectives a client waits for an answer.
+	patience = 10
+)
 
 // RunDevices measures, in each round, one device and all in turn.
 func RunDevices(ctx context.Context, o DevicesOptions) (Devices, error) {
@@ -160,7 +164,10 @@ func (f *devicesFunction) traffic(ctx context.Context, b *testbed.Harness, flows
 	if err != nil {
 		return nil, err
 	}
-	return NewTraffic(ctx, TrafficOptions{Port: status.Port, Flows: flows, InFlight: inFlight, Picture: f.picture})
+	return NewTraffic(ctx, TrafficOptions{
+		Port: status.Port, Flows: flows, InFlight: inFlight, Picture: f.picture,
+		Timeout: patience * f.slo, // so that a client does not send for long what an overload has left
+	})
 }
 
 // late counts answers that were not ok, or later than the objective.
