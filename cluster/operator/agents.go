@@ -2,14 +2,18 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/cluster/fleet"
 )
 
 // silence is how long an agent may give no answer. Then its pod counts as cut off.
@@ -19,6 +23,8 @@ const silence = 2 * time.Second
 type Agents interface {
 	// Ask reports whether an agent affirms a question. The error is [ErrSilent] if no agent answered within two seconds.
 	Ask(ctx context.Context, address string, about string, segment string) (bool, error)
+	// Rates returns how many requests the pod's functions have got. The error is [ErrSilent] in the same case.
+	Rates(ctx context.Context, address string) ([]fleet.FunctionPage, error)
 }
 
 // ErrSilent means that an agent did not answer.
@@ -28,7 +34,11 @@ var ErrSilent = errors.New("no answer")
 const (
 	serves  = "/readyz"
 	drained = "/drained"
+	rates   = "/rates"
 )
+
+// maxPage is more than a page of all functions of a pod has, in bytes.
+const maxPage = 1 << 20
 
 // A question to the agent of a pod is about one segment.
 type question struct{ about, address, segment string }
@@ -67,43 +77,56 @@ func NewHTTPAgents(port int) Agents {
 }
 
 // Ask asks until there is an answer, or the agent was silent for too long.
-func (a *httpAgents) Ask(ctx context.Context, address, about, segment string) (bool, error) {
+func (a *httpAgents) Ask(ctx context.Context, address, about, segment string) (yes bool, err error) {
+	err = a.get(ctx, address, url.URL{Path: about, RawQuery: url.Values{"segment": {segment}}.Encode()}, func(r *http.Response) error {
+		if yes = r.StatusCode == http.StatusOK; !yes && r.StatusCode != http.StatusServiceUnavailable {
+			return fmt.Errorf("status %d, want 200 or 503", r.StatusCode)
+		}
+		return nil // the body may be endless
+	})
+	return yes, err
+}
+
+// Rates asks until there is an answer, or the agent was silent for too long.
+func (a *httpAgents) Rates(ctx context.Context, address string) ([]fleet.FunctionPage, error) {
+	var page struct {
+		Functions []fleet.FunctionPage `json:"functions"`
+	}
+	err := a.get(ctx, address, url.URL{Path: rates}, func(r *http.Response) error {
+		if r.StatusCode != http.StatusOK {
+			return fmt.Errorf("status %d, want 200", r.StatusCode)
+		}
+		return json.NewDecoder(io.LimitReader(r.Body, maxPage)).Decode(&page)
+	})
+	return page.Functions, err
+}
+
+// get gets a page and passes it to read. It tries again until there is an answer, or the agent was silent for too long.
+func (a *httpAgents) get(ctx context.Context, address string, page url.URL, read func(*http.Response) error) error {
 	ctx, cancel := context.WithTimeout(ctx, silence)
 	defer cancel()
-	page := url.URL{
-		Scheme:   "http",
-		Host:     net.JoinHostPort(address, strconv.Itoa(a.port)),
-		Path:     about,
-		RawQuery: url.Values{"segment": {segment}}.Encode(),
+	page.Scheme, page.Host = "http", net.JoinHostPort(address, strconv.Itoa(a.port))
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, page.String(), nil)
+	if err != nil {
+		return err
 	}
 
 	for {
-		code, err := a.get(ctx, page.String())
-		switch {
-		case err == nil && code == http.StatusOK:
-			return true, nil
-		case err == nil && code == http.StatusServiceUnavailable:
-			return false, nil
-		case err == nil:
-			return false, fmt.Errorf("get %s: status %d, want 200 or 503", page.String(), code)
+		resp, err := a.client.Do(req)
+		if err == nil {
+			err = read(resp)
+			resp.Body.Close()
+			if err == nil {
+				return nil
+			}
+			if ctx.Err() == nil {
+				return fmt.Errorf("get %s: %w", page.String(), err)
+			}
 		}
 		select {
 		case <-ctx.Done():
-			return false, fmt.Errorf("%w from %s for %s: %w", ErrSilent, page.Host, silence, err)
+			return fmt.Errorf("%w from %s for %s: %w", ErrSilent, page.Host, silence, err)
 		case <-time.After(pollInterval):
 		}
 	}
-}
-
-// get returns the status of a page. It reads none of the body, which may be endless.
-func (a *httpAgents) get(ctx context.Context, page string) (code int, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, page, nil)
-	if err != nil {
-		return 0, err
-	}
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	return resp.StatusCode, resp.Body.Close()
 }

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
 )
@@ -102,7 +103,7 @@ func ownerPlan(o client.Object) []string {
 	return nil
 }
 
-// Add adds the controllers to a manager, except for the planning controller.
+// Add adds the controllers to a manager.
 func Add(ctx context.Context, m manager.Manager, o Options) error {
 	for _, x := range indexes {
 		if err := m.GetFieldIndexer().IndexField(ctx, x.object, x.field, x.values); err != nil {
@@ -112,7 +113,23 @@ func Add(ctx context.Context, m manager.Manager, o Options) error {
 	c := m.GetClient()
 	onSpec := builder.WithPredicates(predicate.GenerationChangedPredicate{})
 
-	gpus := &GPUs{Client: c, Agents: NewHTTPAgents(AgentPort), AgentImage: o.AgentImage, Now: time.Now}
+	agents := NewHTTPAgents(AgentPort)
+	everything := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{request("all")} })
+	if err := builder.ControllerManagedBy(m).Named("planning").
+		Watches(&v1alpha1.Fleet{}, everything, onSpec).
+		Watches(&v1alpha1.Function{}, everything, onSpec).
+		Watches(&v1alpha1.Profile{}, everything).
+		Watches(&v1alpha1.GPUPlan{}, everything).
+		Watches(&v1alpha1.PlanChange{}, everything).
+		Watches(&corev1.Node{}, everything).
+		Watches(&resourceapi.ResourceSlice{}, everything, onSpec).
+		Watches(&resourceapi.ResourceClaim{}, everything, builder.WithPredicates(foreign)).
+		Watches(&resourceapi.DeviceTaintRule{}, everything, onSpec).
+		Complete(&Planning{Client: c, Agents: agents, Now: time.Now}); err != nil {
+		return err
+	}
+
+	gpus := &GPUs{Client: c, Agents: agents, AgentImage: o.AgentImage, Now: time.Now}
 	if err := builder.ControllerManagedBy(m).Named("gpu").
 		For(&v1alpha1.GPUPlan{}).
 		Owns(&resourceapi.ResourceClaim{}).

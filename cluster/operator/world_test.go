@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
+	"github.com/penstock/penstock/cluster/fleet"
 )
 
 // A world is an API server with what Kubernetes does around it: a kubelet whose pods get ready, the controller of claims, and
@@ -64,7 +65,7 @@ func newWorld(t testing.TB, objects ...client.Object) *world {
 		unready: map[string]bool{},
 		created: map[string]int{},
 	}
-	w.agents = &agents{world: w, asked: map[question]int{}, behaviour: map[string]string{}}
+	w.agents = &agents{world: w, asked: map[question]int{}, behaviour: map[string]string{}, rates: map[string]float64{}, counts: map[string]*podCounter{}}
 	w.api = interceptor.NewClient(newFake(), interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
 			w.ids++
@@ -104,7 +105,7 @@ var (
 func newFake(objects ...client.Object) client.WithWatch {
 	tracker := clienttesting.NewObjectTracker(testScheme, testCodecs.UniversalDecoder())
 	b := fake.NewClientBuilder().WithScheme(testScheme).WithRESTMapper(testMapper).WithObjectTracker(tracker).WithObjects(objects...).WithStatusSubresource(
-		&v1alpha1.GPUPlan{}, &v1alpha1.PlanChange{}, &v1alpha1.Fleet{}, &v1alpha1.Function{},
+		&v1alpha1.GPUPlan{}, &v1alpha1.PlanChange{}, &v1alpha1.Fleet{}, &v1alpha1.Function{}, &v1alpha1.Profile{},
 		&resourceapi.ResourceClaim{}, &corev1.Pod{})
 	for _, x := range indexes {
 		b.WithIndex(x.object, x.field, x.values)
@@ -196,6 +197,9 @@ func (w *world) client() client.Client {
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 			return write("update "+sub+" of", o, func() error { return c.SubResource(sub).Update(ctx, o, opts...) })
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+			return write("patch "+sub+" of", o, func() error { return c.SubResource(sub).Patch(ctx, o, p, opts...) })
 		},
 	})
 }
@@ -390,14 +394,20 @@ func published(node string, gpus int) []client.Object {
 			all[fmt.Sprintf("memory-slice-%d", i)] = resourceapi.Counter{Value: one()}
 		}
 		counters.Spec.SharedCounters = append(counters.Spec.SharedCounters, resourceapi.CounterSet{Name: set, Counters: all})
-		for _, size := range []int{1, 2, 4} {
+		for size, profile := range map[int]string{1: "1g.10gb", 2: "2g.20gb", 4: "3g.40gb"} {
 			for slot := 0; slot < 8; slot += max(size, 2) {
 				used := map[string]resourceapi.Counter{}
 				for i := slot; i < slot+size; i++ {
 					used[fmt.Sprintf("memory-slice-%d", i)] = resourceapi.Counter{Value: one()}
 				}
 				devices.Spec.Devices = append(devices.Spec.Devices, resourceapi.Device{
-					Name:             fmt.Sprintf("gpu-%d-mig-%d-%d", g, size, slot),
+					Name: fmt.Sprintf("gpu-%d-mig-%d-%d", g, size, slot),
+					Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+						"type":        {StringValue: new("mig")},
+						"profile":     {StringValue: new(profile)},
+						"parentUUID":  {StringValue: new(fmt.Sprintf("GPU-%s-%d", node, g))},
+						"productName": {StringValue: new("NVIDIA A100-SXM4-80GB")},
+					},
 					ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: used}},
 				})
 			}
@@ -421,7 +431,10 @@ func testFleet() *v1alpha1.Fleet {
 func testWorld(t testing.TB, more ...client.Object) *world {
 	objects := append([]client.Object{testFleet()}, more...)
 	for _, name := range []string{"n1", "n2"} {
-		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "lab"}}})
+		objects = append(objects, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "lab"}},
+			Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+		})
 		objects = append(objects, published(name, 2)...)
 	}
 	for i, name := range []string{"f", "g"} {
@@ -537,7 +550,43 @@ func (w *world) summary() string {
 type agents struct {
 	world     *world
 	asked     map[question]int
-	behaviour map[string]string // by segment: silent, never, garbage
+	behaviour map[string]string      // by segment: silent, never, garbage
+	rates     map[string]float64     // requests per second, by function
+	counts    map[string]*podCounter // by address
+}
+
+// podCounter counts the requests of a pod.
+type podCounter struct {
+	offered float64
+	at      time.Time
+}
+
+// Rates divides the rate of a function equally among its pods, each of which has one segment.
+func (a *agents) Rates(ctx context.Context, address string) ([]fleet.FunctionPage, error) {
+	var pods corev1.PodList
+	a.world.must(a.world.api.List(ctx, &pods))
+	pod, function, of := "", "", map[string]float64{}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		name, _, _ := strings.Cut(p.Name, "-")
+		if of[name]++; p.Status.PodIP == address {
+			pod, function = p.Name, name
+		}
+	}
+	switch a.behaviour[pod] {
+	case "silent":
+		return nil, ErrSilent
+	case "garbage":
+		return nil, errors.New("status 418")
+	}
+	c := a.counts[address]
+	if c == nil {
+		c = &podCounter{at: a.world.now}
+		a.counts[address] = c
+	}
+	c.offered += a.rates[function] / of[function] * a.world.now.Sub(c.at).Seconds()
+	c.at = a.world.now
+	return []fleet.FunctionPage{{Name: function, Offered: uint64(c.offered)}}, nil
 }
 
 func (a *agents) Ask(_ context.Context, address, about, segment string) (bool, error) {

@@ -1,0 +1,270 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/penstock/penstock/cluster/api/v1alpha1"
+	"github.com/penstock/penstock/internal/testing/must"
+)
+
+// plannedWorld is a world whose changes the planning controller makes.
+type plannedWorld struct {
+	*world
+	planning *Planning
+}
+
+func newPlannedWorld(t *testing.T, functions ...*v1alpha1.Function) *plannedWorld {
+	w := testWorld(t)
+	for _, name := range []string{"f", "g"} {
+		w.must(w.api.Delete(t.Context(), get(w, "a/"+name, &v1alpha1.Function{})))
+	}
+	fleet := get(w, "lab", &v1alpha1.Fleet{})
+	fleet.Spec.Damping = v1alpha1.Damping{
+		Headroom: 15, Step: 10, UpAfter: metav1.Duration{Duration: 10 * time.Second}, DownAfter: metav1.Duration{Duration: 10 * time.Minute},
+		DownBelow: 70, Between: metav1.Duration{Duration: 30 * time.Second},
+	}
+	w.must(w.api.Update(t.Context(), fleet))
+	w.add(&v1alpha1.Profile{
+		ObjectMeta: metav1.ObjectMeta{Name: "resnet50"},
+		Spec:       v1alpha1.ProfileSpec{Model: "resnet50", GPU: "a100-80", CSV: string(must.Get(os.ReadFile("../../plan/testdata/parvagpu/prof_data/resnet50.csv"))(t))},
+	})
+	for _, f := range functions {
+		w.add(f)
+	}
+	p := &plannedWorld{world: w}
+	p.restart()
+	return p
+}
+
+// restart starts another operator, which remembers nothing.
+func (w *plannedWorld) restart() {
+	w.planning = &Planning{Client: w.client(), Agents: w.agents, Now: func() time.Time { return w.now }}
+}
+
+// run lets seconds pass.
+func (w *plannedWorld) run(seconds int) {
+	w.t.Helper()
+	for range seconds {
+		_, err := w.planning.Reconcile(context.Background(), reconcile.Request{})
+		if w.stopped {
+			w.stopped, w.stopAt = false, 0
+			w.restart()
+		} else if err != nil {
+			w.t.Fatalf("planning: %v", err)
+		}
+		w.round()
+	}
+}
+
+func testRate(least, most float64) v1alpha1.RateSpec {
+	if least == most {
+		return v1alpha1.RateSpec{Fixed: quantity(least)}
+	}
+	return v1alpha1.RateSpec{Min: quantity(least), Max: quantity(most)}
+}
+
+func testFunction(name string, port int32, rate v1alpha1.RateSpec) *v1alpha1.Function {
+	namespace, name, _ := strings.Cut(name, "/")
+	return &v1alpha1.Function{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec:       v1alpha1.FunctionSpec{Model: "resnet50", SLO: metav1.Duration{Duration: 200 * time.Millisecond}, Rate: rate, Port: port},
+	}
+}
+
+func (w *plannedWorld) status(function string) v1alpha1.FunctionStatus {
+	w.t.Helper()
+	return get(w.world, function, &v1alpha1.Function{}).Status
+}
+
+func (w *plannedWorld) wantReady(function string) {
+	w.t.Helper()
+	s := w.status(function)
+	if !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.Planned) || !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.Ready) || s.Segments == 0 {
+		w.t.Fatalf("%s: %+v\n%s", function, s, w.summary())
+	}
+}
+
+// pods are the UIDs of a function's pods.
+func (w *plannedWorld) pods(function string) (all []types.UID) {
+	w.t.Helper()
+	var pods corev1.PodList
+	w.must(w.api.List(context.Background(), &pods))
+	for _, p := range pods.Items {
+		if strings.HasPrefix(p.Name, function+"-") {
+			all = append(all, p.UID)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (w *plannedWorld) wantCondition(function, reason, part string) {
+	w.t.Helper()
+	c := meta.FindStatusCondition(w.status(function).Conditions, v1alpha1.Planned)
+	if c == nil || c.Status != metav1.ConditionFalse || c.Reason != reason || !strings.Contains(c.Message, part) {
+		w.t.Errorf("%s: %+v, want %s with %q", function, c, reason, part)
+	}
+}
+
+// TestPlanning makes functions serve, lets one get more requests than planned, and removes it.
+func TestPlanning(t *testing.T) {
+	w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(100, 3000)), testFunction("b/g", 5002, testRate(200, 200)))
+	w.agents.rates["f"], w.agents.rates["g"] = 80, 150
+	w.run(60)
+	w.wantReady("a/f")
+	w.wantReady("b/g")
+
+	before := len(w.writes)
+	w.run(60)
+	if more := w.writes[before:]; len(more) > 0 {
+		t.Errorf("writes in a steady minute: %s", strings.Join(more, ", "))
+	}
+
+	stay, began := w.pods("g"), w.now
+	w.agents.rates["f"] = 1000
+	for w.status("a/f").PlannedRate.AsApproximateFloat64() < 1000 {
+		if w.run(1); w.now.Sub(began) > 20*time.Second {
+			t.Fatalf("after 20 s, the planned rate is %v", w.status("a/f").PlannedRate)
+		}
+	}
+	if took := w.now.Sub(began); took < 10*time.Second-minPages { // the first page with more requests began before
+		t.Errorf("planned again after %v, want 10 s of more requests", took)
+	}
+	w.run(20)
+	w.wantReady("a/f")
+	if s := w.status("a/f"); s.AssignedRate.AsApproximateFloat64() < 1000 || s.ObservedRate.AsApproximateFloat64() < 900 {
+		t.Errorf("assigned %v, observed %v, want 1000", s.AssignedRate, s.ObservedRate)
+	}
+	if got := w.pods("g"); !slices.Equal(got, stay) {
+		t.Errorf("pods of g: %v, before %v", got, stay)
+	}
+
+	w.must(w.api.Delete(t.Context(), get(w.world, "a/f", &v1alpha1.Function{})))
+	w.run(60)
+	if got := w.pods("f"); len(got) > 0 {
+		t.Errorf("pods of a deleted function: %v", got)
+	}
+	w.wantReady("b/g")
+}
+
+// TestPlanningStopped stops the operator after each of its first writes. The fleet ends the same.
+func TestPlanningStopped(t *testing.T) {
+	end := func(stopAt int) string {
+		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(900, 900)))
+		w.stopAt = stopAt
+		w.run(50)
+		w.wantReady("a/f")
+		for what, n := range w.created {
+			if n > 1 {
+				t.Errorf("stopped after write %d: %s %d times", stopAt, what, n)
+			}
+		}
+		var changes v1alpha1.PlanChangeList
+		w.must(w.api.List(t.Context(), &changes))
+		return fmt.Sprint(len(changes.Items), w.status("a/f").Segments)
+	}
+	want := end(0)
+	for stopAt := 1; stopAt <= 12; stopAt++ {
+		if got := end(stopAt); got != want {
+			t.Errorf("stopped after write %d: %s changes and segments, want %s", stopAt, got, want)
+		}
+	}
+}
+
+// TestPlanningFailures loses a node, and pods of a GPU.
+func TestPlanningFailures(t *testing.T) {
+	serving := func(w *plannedWorld, without string) {
+		t.Helper()
+		w.wantReady("a/f")
+		var plans v1alpha1.GPUPlanList
+		w.must(w.api.List(t.Context(), &plans))
+		for _, p := range plans.Items {
+			if p.Spec.Node == without && len(p.Spec.Segments) > 0 {
+				t.Errorf("GPUPlan %s still has segments on %s", p.Name, without)
+			}
+		}
+	}
+	node := func(w *plannedWorld) string {
+		t.Helper()
+		var plans v1alpha1.GPUPlanList
+		w.must(w.api.List(t.Context(), &plans))
+		return plans.Items[0].Spec.Node
+	}
+
+	t.Run("node not ready", func(t *testing.T) {
+		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
+		w.run(40)
+		lost := node(w)
+		n := get(w.world, lost, &corev1.Node{})
+		n.Status.Conditions[0].Status = corev1.ConditionFalse
+		w.must(w.api.Status().Update(t.Context(), n))
+		w.must(w.api.Update(t.Context(), n))
+		w.run(20)
+		serving(w, lost)
+	})
+	t.Run("cordoned", func(t *testing.T) {
+		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
+		w.run(40)
+		lost := node(w)
+		n := get(w.world, lost, &corev1.Node{})
+		n.Spec.Unschedulable = true
+		w.must(w.api.Update(t.Context(), n))
+		w.run(40)
+		serving(w, lost)
+	})
+	t.Run("pod never ready", func(t *testing.T) {
+		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
+		w.after = func(write string) {
+			if name, ok := strings.CutPrefix(write, "create Pod a/"); ok {
+				w.unready[name] = true
+			}
+		}
+		w.run(200)
+		w.wantCondition("a/f", v1alpha1.ReasonChangeFailed, "the last change failed and was undone")
+	})
+}
+
+// TestPlanningRefuses gives functions that cannot be planned a condition each.
+func TestPlanningRefuses(t *testing.T) {
+	unknown := testFunction("a/unknown", 5001, testRate(100, 100))
+	unknown.Spec.Model = "no-such-model"
+	fast := testFunction("a/fast", 5002, testRate(100, 100))
+	fast.Spec.SLO.Duration = time.Millisecond
+	large := testFunction("a/large", 5003, testRate(1e6, 1e6))
+	w := newPlannedWorld(t, unknown, fast, large, testFunction("a/f", 5004, testRate(100, 100)))
+	w.run(60)
+	w.wantReady("a/f")
+	w.wantCondition("a/unknown", v1alpha1.ReasonNoProfile, "no-such-model")
+	w.wantCondition("a/fast", v1alpha1.ReasonInfeasible, "fast")
+	w.wantCondition("a/large", v1alpha1.ReasonFleetTooSmall, "of 1e+06 requests/s")
+}
+
+// TestProfileInUse keeps a deleted Profile while a Function has its model.
+func TestProfileInUse(t *testing.T) {
+	w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(100, 100)))
+	w.run(5)
+	p := get(w.world, "resnet50", &v1alpha1.Profile{})
+	if !slices.Contains(p.Finalizers, v1alpha1.InUseFinalizer) || !meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.Valid) {
+		t.Fatalf("%v, %+v", p.Finalizers, p.Status)
+	}
+	w.must(w.api.Delete(t.Context(), p))
+	w.run(40)
+	w.wantReady("a/f")
+	w.must(w.api.Delete(t.Context(), get(w.world, "a/f", &v1alpha1.Function{})))
+	w.run(60)
+	if left := w.names(&v1alpha1.ProfileList{}); len(left) > 0 {
+		t.Errorf("%v is kept without functions", left)
+	}
+}
