@@ -24,6 +24,9 @@
 #   make build-dpdk  bin/penstock with packets from DPDK (apt-get install libdpdk-dev pkg-config)
 #   make test-dpdk   build-dpdk, then the tests of it, as root: namespaces, veth, real traffic
 #
+#   make cluster-tools  the programs of a test cluster (cluster/Makefile), once per version: 20 minutes
+#   make test-cluster   cluster-tools, then the tests of cluster/ on real Kubernetes nodes, as root
+#
 # For a GPU server, which needs no Go (research/results/h200):
 #
 #   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
@@ -69,7 +72,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk test-devices gpu-kit test-gpu page-vendor
+.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean cluster-tools test-cluster build-dpdk test-dpdk test-devices gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -203,6 +206,9 @@ UPLOT := uplot@1.6.32
 page-vendor:
 	dir=$$(mktemp -d) && cd $$dir && npm pack --silent $(UPLOT) && tar xf *.tgz && \
 	install -m 0644 package/dist/uPlot.esm.js package/dist/uPlot.min.css package/LICENSE $(CURDIR)/gateway/page/vendor/uplot/ && rm -rf $$dir
+
+cluster-tools test-cluster:
+	$(MAKE) --no-print-directory -C cluster $@
 
 clean:
 	rm -rf bin out
