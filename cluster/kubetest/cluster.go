@@ -139,7 +139,12 @@ func (c *Cluster) start(ctx context.Context, o Options) error {
 		}
 	}
 	if o.Kwok {
-		err := c.run("kwok", nil, "--kubeconfig", kubeconfig, "--manage-all-nodes=false",
+		config := c.folder.file("kwok.yaml")
+		if err := os.WriteFile(config, kwokStages, 0o644); err != nil {
+			return err
+		}
+		err := c.run("kwok", nil, "--config", config, "--kubeconfig", kubeconfig, "--manage-all-nodes=false",
+			"--node-lease-duration-seconds=40",
 			"--manage-nodes-with-annotation-selector="+fakeAnnotation+"="+fakeValue)
 		if err != nil {
 			return err
@@ -148,7 +153,17 @@ func (c *Cluster) start(ctx context.Context, o Options) error {
 	if err := c.awaitDefaults(ctx, o); err != nil {
 		return err
 	}
-	return c.apply(ctx, o.Manifests)
+	if err := c.apply(ctx, o.Manifests); err != nil {
+		return err
+	}
+
+	// A program that objects to its arguments has ended by now.
+	for _, p := range c.processes {
+		if err := p.await(ctx, func(context.Context) error { return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // startServer starts etcd and the API server and waits until it is ready.

@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
@@ -10,6 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+//go:embed kwok.yaml
+var kwokStages []byte
 
 // Kwok takes nodes with this annotation.
 const (

@@ -85,13 +85,18 @@ func (p *Process) Log() string { return p.log }
 func (p *Process) await(ctx context.Context, ready func(context.Context) error) error {
 	for {
 		err := ready(ctx)
+
+		select {
+		case <-p.done:
+			return fmt.Errorf("start %s: it ended: %w\n%s", p.name, errors.Join(p.err, err), p.tail())
+		default:
+		}
 		if err == nil {
 			return nil
 		}
 
 		select {
 		case <-p.done:
-			return fmt.Errorf("start %s: it ended: %w\n%s", p.name, errors.Join(p.err, err), p.tail())
 		case <-ctx.Done():
 			return fmt.Errorf("start %s: %w: %w\n%s", p.name, context.Cause(ctx), err, p.tail())
 		case <-time.After(20 * time.Millisecond):
