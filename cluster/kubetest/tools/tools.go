@@ -1,5 +1,5 @@
 // Package tools builds the programs of a test cluster from Go modules, and finds them. Kubernetes, containerd and kwok
-// are built in modules of their own, because they agree on few versions of what they share.
+// are each built in a separate module, because they agree on few versions of what they share.
 package tools
 
 import (
