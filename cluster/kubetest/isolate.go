@@ -226,7 +226,7 @@ func clearNamespaces(folder string) error {
 	var points []string
 	for line := range strings.Lines(string(mounts)) {
 		point := strings.Fields(line)[1]
-		if strings.HasPrefix(point, folder+"/") || strings.HasPrefix(point, "/run/netns/") {
+		if strings.HasPrefix(point, folder+"/") || strings.HasPrefix(point, "/run/netns") {
 			points = append(points, point)
 		}
 	}
