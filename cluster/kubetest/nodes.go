@@ -232,7 +232,7 @@ func (n *Node) start(ctx context.Context, images []string, labels map[string]str
 	if n.Containerd, err = n.run("containerd", "-c", n.file("containerd.toml")); err != nil {
 		return err
 	}
-	if err := n.Containerd.await(ctx, n.dialContainerd); err != nil {
+	if err := n.AwaitContainerd(ctx); err != nil {
 		return err
 	}
 	for _, image := range images {
@@ -272,12 +272,16 @@ func (n *Node) ready(ctx context.Context) error {
 	return errors.New("the node has no condition yet")
 }
 
-func (n *Node) dialContainerd(context.Context) error {
-	c, err := net.Dial("unix", n.socket())
-	if err != nil {
-		return err
-	}
-	return c.Close()
+// AwaitContainerd waits until containerd answers, for example after its Process was started again. A kubelet ends if
+// it starts earlier.
+func (n *Node) AwaitContainerd(ctx context.Context) error {
+	return n.Containerd.await(ctx, func(context.Context) error {
+		c, err := net.Dial("unix", n.socket())
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	})
 }
 
 func (n *Node) socket() string { return n.file("containerd.sock") }

@@ -102,9 +102,12 @@ func TestNodes(t *testing.T) {
 
 	t.Run("restarts", func(t *testing.T) {
 		before := getPod(t, c, "first")
-		for _, p := range []*Process{node.Kubelet, node.Containerd, node.Proxy} {
+		for _, p := range []*Process{node.Containerd, node.Kubelet, node.Proxy} {
 			p.Kill()
 			if err := p.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if err := node.AwaitContainerd(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
