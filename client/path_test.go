@@ -191,7 +191,7 @@ func TestMovedAlways(t *testing.T) {
 	}
 }
 
-// Only the node that has a request can move it.
+// A request can be moved only by its node.
 func TestMovedForged(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	held := make(chan clienttest.Request, 1)

@@ -8,15 +8,15 @@
 //
 // The operator writes the other two:
 //
-//   - a [GPUPlan] is what one GPU runs. All plans together are the fleet's plan. Each GPU has an object of its own, so that no
-//     object grows with the fleet, and an agent reads only what concerns it.
+//   - a [GPUPlan] is what one GPU runs. All plans together are the fleet's plan. There is one object per GPU, so that
+//     none grows with the fleet, and an agent reads only what concerns it.
 //   - a [PlanChange] is a list of steps from one plan to the next. It says how far the operator came, so that another
 //     operator can continue.
 //
 // Rates are requests per second. A [resource.Quantity] holds them, because an object of Kubernetes has no floating-point
 // numbers. [Rate] makes one.
 //
-// CEL rules in the types' markers refuse bad objects at admission. What needs other objects to decide is a condition instead
+// CEL rules in the types' markers refuse bad objects at admission. A check that needs other objects gives a condition instead
 // (conditions.go).
 //
 // +kubebuilder:object:generate=true
