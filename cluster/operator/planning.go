@@ -55,7 +55,7 @@ type planned struct {
 	result *fleet.Result
 }
 
-// cluster is what a reconcile reads. Only deep copies of it are changed.
+// clusterState is what a reconcile reads. Only deep copies of it are changed.
 type clusterState struct {
 	fleets    v1alpha1.FleetList
 	functions v1alpha1.FunctionList
