@@ -133,6 +133,16 @@ func largest(clienttest.Request) (wire.Result, []byte, bool) {
 	return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 8}, largestPayload, true
 }
 
+// moves sends clients that follow to another node.
+func moves(to netip.AddrPort, lifetime time.Duration) clienttest.Handler {
+	return func(q clienttest.Request) (wire.Result, []byte, bool) {
+		if q.Extension.Follows {
+			return wire.Result{Status: wire.StatusMoved, Moved: to, Lifetime: lifetime}, nil, true
+		}
+		return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 16}, []byte("stayed"), true
+	}
+}
+
 // startRoom returns a manager that has room for that many requests, and answers in batches of
 // different sizes.
 func startRoom(t *testing.T, room int) *clienttest.Manager {
@@ -204,12 +214,21 @@ func TestClient(t *testing.T) {
 				t.Cleanup(r.Close)
 				return r.Addr()
 			}
+			echo := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{}).Addr()
+			elsewhere := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{Listen: netip.MustParseAddrPort("127.0.0.2:0")}).Addr()
+			key := clienttest.ManagerOptions{FragmentBytes: 700, Key: []byte("the key of the function")}
+			keyed := startManager(t, clienttest.Echo(16), key).Addr()
 			peers := map[string]netip.AddrPort{
-				"echo":  startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{}).Addr(),
-				"lossy": behindLossyNetwork(t, startManager(t, clienttest.Echo(16), fragments), 0.05),
+				"echo":              echo,
+				"moves":             startManager(t, moves(echo, time.Minute), clienttest.ManagerOptions{}).Addr(),
+				"moves elsewhere":   startManager(t, moves(elsewhere, time.Second), proof).Addr(),
+				"moves, with a key": startManager(t, moves(keyed, time.Minute), key).Addr(),
+				"keyed":             keyed,
+				"closed":            unreachable(t),
+				"lossy":             behindLossyNetwork(t, startManager(t, clienttest.Echo(16), fragments), 0.05),
 				// A network that repeats busy answers makes the last one final (docs/wire.md).
 				"cookie":            behindLossyNetwork(t, startManager(t, clienttest.Echo(16), proof), 0),
-				"key":               behindLossyNetwork(t, startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{FragmentBytes: 700, Key: []byte("the key of the function")}), 0.02),
+				"key":               behindLossyNetwork(t, startManager(t, clienttest.Echo(16), key), 0.02),
 				"kinds":             startManager(t, kinds, clienttest.ManagerOptions{}).Addr(),
 				"pictures":          startManager(t, pictures, clienttest.ManagerOptions{}).Addr(),
 				"room for four":     startRoom(t, 4).Addr(),

@@ -10,6 +10,8 @@ Pure: the caller passes the time in nanoseconds, and sends.
 
 from __future__ import annotations
 
+from typing import Optional
+
 # The manager ignores a question that follows its NACK or its answer more closely.
 _MIN_SILENCE = 1_000_000
 # The part of resend_after that an answer may pause before a question: a busy manager pauses.
@@ -22,7 +24,7 @@ class Recovery:
     """The recovery of one request of count fragments. A first question follows a silence of resend_after."""
 
     __slots__ = (
-        "_resend_after", "_sending", "_asked", "_answering", "_sent_at", "_ask_at", "_ignore_until",
+        "_resend_after", "_sending", "_asked", "_answering", "_sent_at", "_left_at", "_ask_at", "_ignore_until",
         "_ask_delay", "_ignore_delay", "_nack_delay", "_missing",
     )  # fmt: skip
 
@@ -32,6 +34,7 @@ class Recovery:
         self._asked = False  # the fragments that are being sent are a question
         self._answering = False  # a fragment of the answer has arrived
         self._sent_at = 0
+        self._left_at = 0  # when fragments were sent last, questions excluded
         self._ask_at = 0
         self._ignore_until = 0
         self._ask_delay = resend_after
@@ -47,12 +50,18 @@ class Recovery:
             # The NACK that answers a question names nothing that is on its way.
             self._asked = False
             return
+        self._left_at = now
         self._ignore_until = now + max(self._ignore_delay, round_trip)
 
     @property
     def ask_at(self) -> int:
         """When to call ask; 0 while fragments are being sent."""
         return 0 if self._sending else self._ask_at
+
+    @property
+    def left_at(self) -> Optional[int]:
+        """When the last fragment was sent that was no question; None while fragments are being sent."""
+        return None if self._sending else self._left_at
 
     def ask(self, now: int) -> bool:
         """Whether the silence has lasted long enough. If so, the caller sends fragment 0 again."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import hmac
+import ipaddress
 import struct
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+Address = Tuple[Any, ...]  # as sockets take it: host and port, and for IPv6 two more numbers
 
 HEADER_BYTES = 22
 BLOCK_BYTES = 64
@@ -24,7 +26,7 @@ MAX_FRAGMENT_BYTES = 65535 - 20 - 8 - HEADER_BYTES - BLOCK_BYTES
 DATA, RESULT, NACK, BUSY, HELLO, PROOF = 1, 2, 3, 4, 5, 6
 LAST, RETRANSMITTED, EXTENSION = 1, 2, 8
 
-STATUS_OK, STATUS_BUSY, STATUS_REFUSED, STATUS_COUNT = 0, 3, 4, 6
+STATUS_OK, STATUS_BUSY, STATUS_REFUSED, STATUS_MOVED, STATUS_COUNT = 0, 3, 4, 6, 7
 KIND_NONE, KIND_COUNT = 0, 11
 
 _VERSION = 1
@@ -33,10 +35,12 @@ _MAX_NACK_BYTES = 1024
 _HEADER = struct.Struct("<2sBBIIIHHH")
 _USE_MISSING, _USE_REQUEST = 1, 2  # of an extension: it names fragments of an answer, or what the client wants
 MAX_MISSING = 256  # fragments of an answer that a question spans
-_EXTENSION = struct.Struct("<IBB2xQQ40s")
+_EXTENSION = struct.Struct("<IBB?xQQ40s")
 _MISSING = struct.Struct("<HH32s4x")
 _REQUEST = struct.Struct("<BBHHHII24x")
 _BLOCK = struct.Struct("<BBHHHIIIIIIQQIIIB3x")
+_MOVED = struct.Struct("<16sHH")
+_MOVED_AT = 12
 _NACK = struct.Struct("<HH")
 _HELLO = struct.Struct("<16sQ32s")
 
@@ -156,6 +160,8 @@ class Block(NamedTuple):
     picture_bytes: int  # of the function, if the status is refused; 0 if not known
     largest_picture: int  # bytes of the largest picture of another format or size; 0: none
     needs_token: int  # 1 if the status is refused, and the request had no valid token
+    moved: Address = ()  # where the client is to send requests for a time, if the status is moved
+    lifetime: int = 0  # of that, in seconds
 
 
 class Fragment(NamedTuple):
@@ -219,7 +225,13 @@ def encode_first(request: int, picture: Bytes, size: int, again: bool, extension
     return [header + extension, picture[:length]]
 
 
-def encode_extension(wanted: Wanted, sent_at: int, cookie: int, missing: Sequence[int] = ()) -> bytes:
+def address(ip: str, port: int, scope: int = 0) -> Address:
+    """The address of a socket, spelled in one way."""
+    a = ipaddress.ip_address(ip)
+    return (str(a), port) if a.version == 4 else (str(a), port, 0, scope)
+
+
+def encode_extension(wanted: Wanted, sent_at: int, cookie: int, missing: Sequence[int] = (), follows: bool = False) -> bytes:
     """missing are rising fragments of the answer, which span at most MAX_MISSING. If there are any, stream, score
     and picture are not sent."""
     microseconds = min(-(-wanted.deadline // 1000), _MAX_MICROSECONDS)
@@ -233,7 +245,7 @@ def encode_extension(wanted: Wanted, sent_at: int, cookie: int, missing: Sequenc
         p = wanted.picture
         number, colours, *shape = (FORMATS[p.format][0], COLOURS[p.colours], *p[1:4]) if p else (0, 0, 0, 0, 0)
         rest = _REQUEST.pack(number, colours, wanted.lowest_score, *shape, wanted.stream)
-    return _EXTENSION.pack(microseconds, wanted.priority, use, sent_at, cookie, rest)
+    return _EXTENSION.pack(microseconds, wanted.priority, use, follows, sent_at, cookie, rest)
 
 
 def encode_hello(h: Hello, key: bytes = b"") -> bytes:
@@ -296,14 +308,26 @@ def decode(b: memoryview) -> Fragment | Nack | Hello:
             raise Malformed("length")
         nonce, value, _ = _HELLO.unpack_from(b, begin)
         return Hello(kind, nonce, value)
-    block = Block._make(_BLOCK.unpack_from(b, HEADER_BYTES))
+    block = Block(*_BLOCK.unpack_from(b, HEADER_BYTES))
     if block.status >= STATUS_COUNT or (block.status == STATUS_BUSY) != (kind == BUSY):
         raise Malformed("status")
     if block.status != STATUS_OK and total != 0:
         raise Malformed("status")
+    if block.status == STATUS_MOVED:
+        block = _decode_moved(b, block)
     if block.kind >= KIND_COUNT or block.kind == KIND_NONE and total != 0:
         raise Malformed("kind")
     return Fragment(request, offset, total, index, count, size, block, b[begin:])
+
+
+def _decode_moved(b: memoryview, block: Block) -> Block:
+    """The block of an answer that has an address in the place of the times."""
+    ip, port, lifetime = _MOVED.unpack_from(b, HEADER_BYTES + _MOVED_AT)
+    a = ipaddress.IPv6Address(ip)
+    to = a.ipv4_mapped or a
+    if port == 0 or to.is_unspecified or to.is_multicast:
+        raise Malformed("status")
+    return block._replace(aggregate=0, queue=0, gather=0, infer=0, reply=0, moved=address(str(to), port), lifetime=lifetime)
 
 
 def _fragment_size(kind: int, flags: int, offset: int, total: int, index: int, count: int, length: int) -> int:

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import errno
 import functools
+import ipaddress
 import math
 import queue
 import socket
@@ -16,13 +17,13 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Optional, Union
+from typing import Any, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Optional, Sequence, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _wire
-from ._engine import NEVER, Engine, Message, Options, Request, Stats
+from ._engine import NEVER, Engine, Message, Options, Path, Request, Stats
 from .answer import Answer, ClientError, Closed
 
 Array = npt.NDArray[Any]
@@ -41,17 +42,20 @@ _DTYPES = [np.dtype(name) for name in ("u1", "<f2", "<f4")]
 
 
 class Client:
-    """One UDP socket to the address of a function, for one asyncio event loop.
+    """A client of a function, for one asyncio event loop.
 
         async with penstock.Client("host:5001") as client:
             answer = await client.infer(picture)
 
+    address: HOST:PORT, or several with commas between them. The client sends to one node, and goes on to the next address
+        if that one is silent or sends the client there.
     timeout: seconds after which a request ends unanswered. Each new fragment of an answer begins it again.
     fragment_bytes: size of a picture's fragments.
     pace: max bytes sent per second. None is no limit but the manager's credit.
     in_flight: requests in flight before the first answer sets the credit.
     max_result_bytes: size of the largest result.
     key_file: a file with a key of the function, if it has any. Its first line is read again for each token.
+    trusted: networks, as in "10.1.0.0/16", to whose nodes the client may be moved, in addition to its addresses.
     """
 
     def __init__(
@@ -64,8 +68,9 @@ class Client:
         in_flight: int = 8,
         max_result_bytes: int = 64 << 20,
         key_file: Optional[str] = None,
+        trusted: Sequence[str] = (),
     ) -> None:
-        self._host, self._port = _parse_address(address)
+        self._addresses = [_parse_address(a) for a in address.split(",")]
         if not 1 <= fragment_bytes <= _wire.MAX_FRAGMENT_BYTES:
             raise ValueError(f"fragment_bytes is {fragment_bytes}: want 1 to {_wire.MAX_FRAGMENT_BYTES}")
         if not timeout > 0:
@@ -83,10 +88,12 @@ class Client:
             burst_bytes=64 << 10,
             max_result_bytes=max_result_bytes,
             key=functools.partial(_read_key, key_file) if key_file else None,
+            trusted=[ipaddress.ip_network(n) for n in trusted],
         )
         if self._options.key:
             self._options.key()
-        self._socket: Optional[socket.socket] = None
+        self._open = False
+        self._sockets: dict[Path, socket.socket] = {}
         self._loop: asyncio.AbstractEventLoop
         self._engine: Engine
         self._unsent: deque[Message] = deque()  # that the socket did not take yet
@@ -107,38 +114,39 @@ class Client:
         self.close()
 
     async def open(self) -> None:
-        """Open the socket. It sends no datagram: only the first answer shows whether a manager listens."""
-        if self._socket is not None:
+        """Open a socket. It sends no datagram: only the first answer shows whether a manager listens."""
+        if self._open:
             raise ClientError(f"open client: it is already open to {self._options.peer}")
         self._loop = asyncio.get_running_loop()
-        try:
-            found = await self._loop.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)
-        except socket.gaierror as e:
-            raise ClientError(f"resolve {self._host}: {e.strerror}") from e
-        family, kind, protocol, _, address = found[0]
-        s = socket.socket(family, kind, protocol)
-        try:
-            s.setblocking(False)
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-            s.connect(address)
-        except OSError as e:
-            s.close()
-            raise ClientError(f"open socket to {self._options.peer}: {e.strerror}") from e
+        given: list[_wire.Address] = []
+        for host, port in self._addresses:
+            try:
+                found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+            except socket.gaierror as e:
+                raise ClientError(f"resolve {host}: {e.strerror}") from e
+            given += [_wire.address(a[0], *a[1:2], *a[3:]) for *_, a in found]
+        given = list(dict.fromkeys(given))
+        for tries in range(len(given)):
+            try:
+                s = _connect(given[0])
+                break
+            except OSError as e:
+                if tries == len(given) - 1:
+                    raise ClientError(f"open socket to {self._options.peer}: {e.strerror}") from e
+                given.append(given.pop(0))
         receive_bytes = s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-        self._engine = Engine(self._options, time.monotonic_ns(), _can_segment(s), receive_bytes)
-        self._socket = s
+        self._engine = Engine(self._options, given, time.monotonic_ns(), _can_segment(s), receive_bytes)
+        self._open = True
+        self._sockets[self._engine.paths[0]] = s
         self._loop.add_reader(s.fileno(), self._read)
 
     def close(self) -> None:
-        """Close the socket. Requests in flight end with Closed."""
-        s = self._socket
-        if s is None:
+        """Close the sockets. Requests in flight end with Closed."""
+        if not self._open:
             return
-        self._socket = None
-        self._loop.remove_reader(s.fileno())
-        self._loop.remove_writer(s.fileno())
-        s.close()
+        self._open = False
+        for p in list(self._sockets):
+            self._close_socket(p)
         if self._timer is not None:
             self._timer.cancel()
         waiters = [w.closed for w in self._room_waiters]
@@ -242,7 +250,7 @@ class Client:
         self, data: _wire.Bytes, wanted: _wire.Wanted, end: Callable[[Answer], None], closed: Callable[[], None]
     ) -> Optional[Request]:
         """Submit a picture. Either end or closed is called once, unless the request is withdrawn."""
-        if self._socket is None:
+        if not self._open:
             closed()
             return None
 
@@ -262,7 +270,7 @@ class Client:
 
     def _when_room(self, granted: Callable[[int], None], closed: Callable[[], None]) -> None:
         """Call granted with the number of pictures that there is credit for, when there is any."""
-        if self._socket is None:
+        if not self._open:
             closed()
             return
         self._room_waiters.append(_RoomWaiter(granted, closed))
@@ -271,13 +279,13 @@ class Client:
     def _pump(self) -> None:
         """Send what may be sent now, and plan the next time."""
         self._pump_scheduled = False
-        if self._socket is None:
+        if not self._open:
             return
         now = time.monotonic_ns()
         if not self._unsent:
             self._unsent.extend(self._engine.fill(now))
             if self._unsent:
-                self._flush(self._socket)
+                self._flush()
                 if not self._unsent and self._engine.pending:
                     self._schedule_pump()
         if self._room_waiters and not self._unsent:
@@ -302,23 +310,48 @@ class Client:
 
     def _wake(self) -> None:
         self._timer, self._timer_at = None, NEVER
-        if self._socket is not None:
+        if self._open:
             self._read()
 
-    def _flush(self, s: socket.socket) -> None:
+    def _socket_to(self, p: Path) -> Optional[socket.socket]:
+        """The socket of a path; None if there is none."""
+        if p not in self._sockets:
+            for old in [old for old in self._sockets if old not in self._engine.paths]:
+                self._close_socket(old)
+            if p not in self._engine.paths:
+                return None
+            try:
+                self._sockets[p] = s = _connect(p.address)
+            except OSError:
+                self._engine.refused(p)
+                return None
+            self._loop.add_reader(s.fileno(), self._read)
+        return self._sockets[p]
+
+    def _close_socket(self, p: Path) -> None:
+        s = self._sockets.pop(p)
+        self._loop.remove_reader(s.fileno())
+        self._loop.remove_writer(s.fileno())
+        s.close()
+
+    def _flush(self) -> None:
         """Send the messages. The protocol recovers those that the kernel refuses, as it does lost ones."""
         refused = False
         while self._unsent:
             m = self._unsent[0]
+            s = self._socket_to(m.path)
+            if s is None:
+                self._unsent.popleft()
+                continue
             control = [(_SOL_UDP, _UDP_SEGMENT, m.segment.to_bytes(2, sys.byteorder))] if m.segment else ()
             try:
                 s.sendmsg(m.buffers, control)
             except BlockingIOError:
-                self._loop.add_writer(s.fileno(), self._write)
+                self._loop.add_writer(s.fileno(), self._write, s)
                 return
             except ConnectionRefusedError:
                 # The ICMP response to an earlier datagram: the kernel did not try this one.
-                self._engine.refused()
+                self._engine.refused(m.path)
                 if not refused:
                     refused = True
                     continue
@@ -332,28 +365,31 @@ class Client:
                 self._engine.stats.send_errors += 1
             self._unsent.popleft()
 
-    def _write(self) -> None:
-        assert self._socket is not None
-        self._loop.remove_writer(self._socket.fileno())
-        self._flush(self._socket)
+    def _write(self, s: socket.socket) -> None:
+        self._loop.remove_writer(s.fileno())
+        self._flush()
         self._pump()
 
     def _read(self) -> None:
-        assert self._socket is not None
         now = time.monotonic_ns()
+        if all([self._read_socket(p, s, now) for p, s in list(self._sockets.items())]):
+            self._engine.expire(now)
+        self._pump()
+
+    def _read_socket(self, p: Path, s: socket.socket, now: int) -> bool:
+        """Read datagrams. Returns whether none is left."""
         for _ in range(_READS):
             try:
-                n = self._socket.recv_into(self._buffer)
+                n = s.recv_into(self._buffer)
             except BlockingIOError:
-                self._engine.expire(now)
-                break
+                return True
             except ConnectionRefusedError:
-                self._engine.refused()
+                self._engine.refused(p)
                 continue
             except OSError:
-                break
-            self._engine.receive(self._buffer[:n], now)
-        self._pump()
+                return False
+            self._engine.receive(p, self._buffer[:n], now)
+        return False
 
 
 class SyncClient:
@@ -375,6 +411,7 @@ class SyncClient:
         in_flight: int = 8,
         max_result_bytes: int = 64 << 20,
         key_file: Optional[str] = None,
+        trusted: Sequence[str] = (),
     ) -> None:
         self._client = Client(
             address,
@@ -384,6 +421,7 @@ class SyncClient:
             in_flight=in_flight,
             max_result_bytes=max_result_bytes,
             key_file=key_file,
+            trusted=trusted,
         )
         self._thread: threading.Thread
         self._mu = threading.Lock()  # guards below: nothing enters a loop that close is about to end
@@ -629,6 +667,19 @@ def _not_open() -> Closed:
 
 def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+def _connect(address: _wire.Address) -> socket.socket:
+    s = socket.socket(socket.AF_INET if len(address) == 2 else socket.AF_INET6, socket.SOCK_DGRAM)
+    try:
+        s.setblocking(False)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        s.connect(address)
+    except OSError:
+        s.close()
+        raise
+    return s
 
 
 def _can_segment(s: socket.socket) -> bool:

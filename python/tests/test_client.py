@@ -25,6 +25,12 @@ def picture(n, seed=0):
     return np.random.default_rng([seed, n]).integers(0, 256, n, dtype=np.uint8)
 
 
+def addresses(names):
+    """The addresses of peers, with commas between them."""
+    names = names.replace(", ", "; ").split(",")
+    return ",".join(PEERS[name.replace("; ", ", ")] for name in names)
+
+
 @unittest.skipUnless(PEERS, "go test ./python starts the managers of these tests")
 class Case(unittest.TestCase):
     def assert_echoed(self, answers, pictures):
@@ -37,7 +43,7 @@ class Case(unittest.TestCase):
 class Async(Case):
     def run_with(self, peer, test, **options):
         async def run():
-            async with penstock.Client(PEERS[peer], **{"timeout": PATIENCE, **options}) as c:
+            async with penstock.Client(addresses(peer), **{"timeout": PATIENCE, **options}) as c:
                 try:
                     return await test(c)
                 except penstock.Unanswered:
@@ -85,6 +91,49 @@ class Async(Case):
             with self.assertRaisesRegex(ValueError, "has no key"):
                 self.run_with("key", refused, key_file=path)
         self.run_with("key", refused)
+
+    def test_moved(self):
+        async def test(c):
+            pictures = [picture(2000 + i, i) for i in range(100)]
+            self.assert_echoed(await asyncio.gather(*(c.infer(p) for p in pictures)), pictures)
+            self.assert_echoed([a async for a in c.stream(pictures)], pictures)
+            self.assertEqual((c.stats.malformed, len(c._sockets)), ({}, 2))
+
+        async def stays(c):
+            for _ in range(3):
+                self.assertEqual((await c.infer(picture(2000))).payload, b"stayed")
+            self.assertEqual(len(c._sockets), 1)
+
+        with tempfile.NamedTemporaryFile("w") as f:
+            f.write("the key of the function")
+            f.flush()
+            for peer, test_it, options in (
+                ("moves,echo", test, {}),
+                ("moves elsewhere", test, {"trusted": ["::/0", "127.0.0.2"]}),
+                ("moves, with a key,keyed", test, {"key_file": f.name}),
+                ("moves elsewhere,echo", stays, {}),
+                ("moves elsewhere", stays, {"trusted": ["127.0.0.3/32"]}),
+                ("moves", stays, {}),
+            ):
+                with self.subTest(peer, **options):
+                    self.run_with(peer, test_it, **options)
+
+    def test_next_address(self):
+        async def test(c):
+            pictures = [picture(2000 + i, i) for i in range(100)]
+            self.assert_echoed(await asyncio.gather(*(c.infer(p) for p in pictures)), pictures)
+
+        async def unreachable(c):
+            with self.assertRaisesRegex(penstock.Unanswered, "no process listens there"):
+                await c.infer(picture(3000))
+
+        for peer in "silent,echo", "unreachable,echo", "echo,silent", "silent,unreachable,silent,echo":
+            with self.subTest(peer):
+                self.run_with(peer, test)
+        self.run_with("unreachable,closed", unreachable)
+        with penstock.SyncClient(addresses("unreachable,echo"), timeout=PATIENCE) as c:
+            p = picture(3000)
+            self.assert_echoed([c.infer(p)], [p])
 
     def test_largest_answers(self):
         async def test(c):
@@ -498,7 +547,8 @@ class Refusals(Case):
         async def run():
             async with penstock.Client(PEERS["echo"], timeout=PATIENCE) as c:
                 await c.infer(picture(1))  # an address that never answered ends requests at once
-                c._socket = s = Socket(c._socket, error, refuses)
+                ((path, opened),) = c._sockets.items()
+                c._sockets[path] = s = Socket(opened, error, refuses)
                 pictures = [picture(100_000, i) for i in range(5)]
                 self.assert_echoed([await c.infer(p) for p in pictures], pictures)
                 self.assertGreater(s.refused, 0)
@@ -526,15 +576,18 @@ class Refusals(Case):
 
 class Addresses(unittest.TestCase):
     def test_bad(self):
-        for address in "", "host", "host:", ":5001", "host:0", "host:65536", "host:http", "host:-1", "host:5 ":
+        for address in "", "host", "host:", "host:1,", "host:1,host", ":5001", "host:0", "host:65536", "host:http", "host:-1", "host:5 ":
             with self.assertRaisesRegex(ValueError, "want HOST:PORT"):
                 penstock.Client(address)
         with self.assertRaisesRegex(ValueError, "brackets"):
             penstock.Client("::1:5001")
 
     def test_good(self):
-        for address in "host:1", "127.0.0.1:65535", "[::1]:5001":
+        for address in "host:1", "127.0.0.1:65535", "[::1]:5001", "host:1,[::1]:5001":
             penstock.Client(address)
+            penstock.Client(address, trusted=["10.0.0.0/8", "2001:db8::/32"])
+        with self.assertRaises(ValueError):
+            penstock.Client("host:1", trusted=["10.0.0.1/8"])
 
     def test_options(self):
         for options in {"timeout": 0}, {"fragment_bytes": 0}, {"fragment_bytes": 1 << 16}, {"pace": 0}, {"in_flight": 0}:

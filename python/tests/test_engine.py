@@ -140,9 +140,10 @@ OPTIONS = Options(
 class Peer:
     """An engine and the datagrams that it sent."""
 
-    def __init__(self, options=OPTIONS, segments=True, **changes):
+    def __init__(self, options=OPTIONS, segments=True, given=(("192.0.2.1", 5001),), **changes):
         options = dataclasses.replace(options, **changes)
-        self.engine = Engine(options, 0, segments, RECEIVE_BYTES)
+        self.engine = Engine(options, given, 0, segments, RECEIVE_BYTES)
+        self.path = self.engine.paths[0]
         self.answers = []
         self.asked = []  # fragments of the answer that the latest datagram with an extension names
         self.now = 0
@@ -178,14 +179,14 @@ class Peer:
             "<2sBBIIIHHH", b"PS", 1 << 4 | kind_of, index == count - 1, request, index * size, len(payload), index, count, len(part)
         )
         b += struct.pack("<BBHHHIIIIIIQQI4xI4x", status, kind, 1, credit, 0, 1, 0, 0, 0, 0, 0, 0, cookie, objective, largest)
-        self.engine.receive(memoryview(b + part), self.now)
+        self.engine.receive(self.path, memoryview(b + part), self.now)
 
     def nack(self, r, *missing):
         bits = sum(1 << i for i in missing)
         n = max(missing) + 1
         body = struct.pack("<HH", 0, n) + bits.to_bytes((n + 7) // 8, "little")
         b = struct.pack("<2sBBIIIHHH", b"PS", 1 << 4 | 3, 0, r.id, 0, len(r.picture), 0, r.count, len(body)) + body
-        self.engine.receive(memoryview(b), self.now)
+        self.engine.receive(self.path, memoryview(b), self.now)
 
 
 class Engines(unittest.TestCase):
@@ -428,7 +429,7 @@ class Engines(unittest.TestCase):
         p.answer(r.id)
         p.answer(r.id)
         p.answer((r.id + 1) & 0xFFFFFFFF)
-        p.engine.receive(memoryview(b"nonsense"), 0)
+        p.engine.receive(p.path, memoryview(b"nonsense"), 0)
         s = p.engine.stats
         self.assertEqual((s.answers, s.duplicates, s.foreign, s.malformed), (1, 1, 1, {"short": 1}))
 
@@ -469,15 +470,15 @@ class TestRenewal(unittest.TestCase):
     def test_refused(self):
         """Each renewal is refused at once, while a request begins each millisecond."""
         p = Peer(key=lambda: b"a key that was taken away", in_flight=100)
-        p.engine._renew_at = 1
+        p.path.renew_at = 1
         nonces = set()
         for _ in range(100):
             p.now += MS
             p.submit(10)
             p.sent()
-            if p.engine._nonce:
-                nonces.add(p.engine._nonce)
-                refusal = _wire.Hello(_wire.PROOF, p.engine._nonce, 0)
-                p.engine.receive(memoryview(_wire.encode_hello(refusal)), p.now)
+            if p.path.nonce:
+                nonces.add(p.path.nonce)
+                refusal = _wire.Hello(_wire.PROOF, p.path.nonce, 0)
+                p.engine.receive(p.path, memoryview(_wire.encode_hello(refusal)), p.now)
         self.assertEqual(len(nonces), 2)
 

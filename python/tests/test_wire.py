@@ -37,6 +37,10 @@ class Encode(unittest.TestCase):
         extension = _wire.encode_extension(_wire.Wanted(), 0, COOKIE)
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-cookie"))
 
+    def test_first_fragment_of_a_client_that_follows(self):
+        extension = _wire.encode_extension(_wire.Wanted(), 0, COOKIE, follows=True)
+        self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, False, extension)), golden("data-follows"))
+
     def test_question(self):
         extension = _wire.encode_extension(_wire.Wanted(), 0, COOKIE, [3, 5, 258])
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-question"))
@@ -102,8 +106,13 @@ class Decode(unittest.TestCase):
             self.assertEqual(d.block.cookie, COOKIE if name == "busy-cookie" else 0)
         self.assertEqual(_wire.decode(memoryview(golden("late"))).block.objective, 25_000)
 
+    def test_moved(self):
+        block = _wire.decode(memoryview(golden("moved"))).block
+        self.assertEqual(block, _wire.Block(6, 0, 0, 0, 0, 2, *[0] * 11, ("192.0.2.2", 5001), 30))
+
     def test_every_rule(self):
         result, fragment, nack, busy = golden("result"), golden("result-fragments"), golden("nack"), golden("busy")
+        moved = golden("moved")
 
         def changed(b, at, *values):
             return b[:at] + bytes(values) + b[at + len(values) :]
@@ -133,6 +142,9 @@ class Decode(unittest.TestCase):
             ("offset", changed(nack, 8, 1)),
             ("fragments", changed(result, 12, 13)),
             ("status", changed(result, 22, 6)),
+            ("status", changed(result, 22, 7)),
+            ("status", changed(moved, 50, 0, 0)),
+            ("status", changed(moved, 34, 0xFF)),
             ("status", changed(busy, 22, 0)),
             ("status", changed(result, 22, 1)),
             ("kind", changed(result, 23, 11)),
@@ -159,7 +171,7 @@ class Decode(unittest.TestCase):
                 pass
 
 
-golden_bytes = {name: golden(name) for name in ("result", "result-fragments", "nack", "busy", "late", "hello", "proof")}
+golden_bytes = {name: golden(name) for name in ("result", "result-fragments", "nack", "busy", "late", "hello", "proof", "moved")}
 
 
 def answer(kind, payload, status=Status.OK):

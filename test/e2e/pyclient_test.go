@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/client"
@@ -87,12 +86,13 @@ func runPage(t *testing.T, python, to string) {
 	page, err := os.ReadFile("../../docs/python.md")
 	must.OK(t, err)
 	listings := regexp.MustCompile("(?ms)^```python\n(.*?)^```").FindAllSubmatch(page, -1)
-	if len(listings) != 4 {
-		t.Fatalf("docs/python.md has %d programs, want 4", len(listings))
+	if len(listings) != 5 {
+		t.Fatalf("docs/python.md has %d programs, want 5", len(listings))
 	}
 	var program string
+	address := regexp.MustCompile(`"127\.0\.0\.1:5001(.*?)"`)
 	for _, l := range listings {
-		program += strings.ReplaceAll(string(l[1]), `"127.0.0.1:5001"`, fmt.Sprintf("%q, timeout=%g", to, patience.Seconds()))
+		program += address.ReplaceAllString(string(l[1]), fmt.Sprintf(`"%s$1", timeout=%g`, to, patience.Seconds()))
 	}
 	program += "detect([np.zeros((128, 128, 3), np.uint8)] * 3)\n"
 	if out := runClient(t, python, "-c", program); !bytes.HasPrefix(out, []byte("[] [] ")) {
