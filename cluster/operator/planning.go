@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -47,6 +48,14 @@ type Planning struct {
 	readAt time.Time                      // when pages are read next
 	silent sets.Set[types.NamespacedName] // pods that did not answer
 	last   map[string]planned             // by fleet
+	parsed map[types.UID]parsedProfile    // of the Profiles that exist
+}
+
+// parsedProfile is what a version of a Profile says. It takes longer to read than all else.
+type parsedProfile struct {
+	version string
+	profile plan.Profile
+	err     error
 }
 
 // planned is the last answer for a fleet. The same state is not planned again.
@@ -84,6 +93,7 @@ func (r *Planning) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 		pods := r.read(ctx, c.plans.Items)
 		r.readAt = now.Add(min(max(minPages, time.Duration(pods)*time.Second/perSecond), maxPages))
 	}
+	r.forget(&c)
 
 	known, failed := r.profiles(ctx, &c)
 	objects := fleet.Objects{Fleets: pointers(c.fleets.Items), Nodes: pointers(c.nodes.Items), Slices: pointers(c.slices.Items),
@@ -100,6 +110,20 @@ func (r *Planning) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 		}
 	}
 	return result(max(time.Second, r.readAt.Sub(now)), failed...)
+}
+
+// forget drops what is remembered of objects that no longer exist.
+func (r *Planning) forget(c *clusterState) {
+	functions := map[types.NamespacedName]bool{}
+	for i := range c.functions.Items {
+		functions[types.NamespacedName{Namespace: c.functions.Items[i].Namespace, Name: c.functions.Items[i].Name}] = true
+	}
+	r.rates.Keep(functions)
+	fleets := sets.New[string]()
+	for i := range c.fleets.Items {
+		fleets.Insert(c.fleets.Items[i].Name)
+	}
+	maps.DeleteFunc(r.last, func(name string, _ planned) bool { return !fleets.Has(name) })
 }
 
 func pointers[T any](items []T) []*T {
@@ -178,9 +202,16 @@ func (r *Planning) profiles(ctx context.Context, c *clusterState) (map[string]ma
 	slices.SortFunc(all, func(a, b *v1alpha1.Profile) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
+	parsed := make(map[types.UID]parsedProfile, len(all))
 	for _, old := range all {
 		valid := fleet.Condition{OK: true, Reason: v1alpha1.ReasonRead, Message: "the file was read"}
-		to, err := fleet.ReadProfile(old)
+		file := r.parsed[old.UID]
+		if file.version != old.ResourceVersion {
+			file.version = old.ResourceVersion
+			file.profile, file.err = fleet.ReadProfile(old)
+		}
+		parsed[old.UID] = file
+		to, err := file.profile, file.err
 		if _, twice := known[old.Spec.GPU][old.Spec.Model]; err == nil && twice {
 			err = fmt.Errorf("an older Profile has model %s on %s: delete one of them", old.Spec.Model, old.Spec.GPU)
 		}
@@ -212,6 +243,7 @@ func (r *Planning) profiles(ctx context.Context, c *clusterState) (map[string]ma
 			failed = append(failed, r.Status().Patch(ctx, p, client.MergeFrom(old)))
 		}
 	}
+	r.parsed = parsed
 	return known, failed
 }
 

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/plan"
 )
 
 // plannedWorld is a world whose changes the planning controller makes.
@@ -156,7 +158,16 @@ func TestPlanning(t *testing.T) {
 	if got := w.pods("f"); len(got) > 0 {
 		t.Errorf("pods of a deleted function: %v", got)
 	}
+	if _, _, ok := w.planning.rates.Observed(types.NamespacedName{Namespace: "a", Name: "f"}); ok {
+		t.Error("the operator remembers the rate of a deleted function")
+	}
 	w.wantReady("b/g")
+
+	w.must(w.api.Delete(t.Context(), get(w.world, "lab", &v1alpha1.Fleet{})))
+	w.run(1)
+	if len(w.planning.last) > 0 {
+		t.Error("the operator remembers the plan of a deleted fleet")
+	}
 }
 
 // TestPlanningStopped stops the operator after each of its first writes. The fleet ends the same.
@@ -249,6 +260,51 @@ func TestPlanningRefuses(t *testing.T) {
 	w.wantCondition("a/unknown", v1alpha1.ReasonNoProfile, "no-such-model")
 	w.wantCondition("a/fast", v1alpha1.ReasonInfeasible, "fast")
 	w.wantCondition("a/large", v1alpha1.ReasonFleetTooSmall, "of 1e+06 requests/s")
+}
+
+// TestProfileEdited reads a Profile again when it was edited, and only then.
+func TestProfileEdited(t *testing.T) {
+	w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(100, 100)))
+	points := func() *plan.Point {
+		c := clusterState{}
+		w.must(errors.Join(w.api.List(t.Context(), &c.functions), w.api.List(t.Context(), &c.profiles)))
+		known, _ := w.planning.profiles(t.Context(), &c)
+		return &known["a100-80"]["resnet50"].Points[0]
+	}
+	w.run(5)
+	if points() != points() {
+		t.Error("a Profile that stays the same was read twice")
+	}
+	p := get(w.world, "resnet50", &v1alpha1.Profile{})
+	p.Spec.CSV = "no profile"
+	w.must(w.api.Update(t.Context(), p))
+	w.run(5)
+	if p := get(w.world, "resnet50", &v1alpha1.Profile{}); !meta.IsStatusConditionFalse(p.Status.Conditions, v1alpha1.Valid) {
+		t.Errorf("an edited Profile was not read: %+v", p.Status)
+	}
+}
+
+// BenchmarkProfiles50 reads 50 Profiles for 10,000 functions, as each reconcile does.
+func BenchmarkProfiles50(b *testing.B) {
+	text := string(must.Get(os.ReadFile("../../plan/testdata/parvagpu/prof_data/resnet50.csv"))(b))
+	w := newWorld(b)
+	for i := range 50 {
+		w.add(&v1alpha1.Profile{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p%d", i)}, Spec: v1alpha1.ProfileSpec{Model: fmt.Sprintf("m%d", i), GPU: "a100-80", CSV: text}})
+	}
+	c := clusterState{}
+	for i := range 10_000 {
+		c.functions.Items = append(c.functions.Items, v1alpha1.Function{Spec: v1alpha1.FunctionSpec{Model: fmt.Sprintf("m%d", i%50)}})
+	}
+	r := &Planning{Client: w.client()}
+	for range 3 { // the first times write finalizers and conditions
+		w.must(w.api.List(b.Context(), &c.profiles))
+		r.profiles(b.Context(), &c)
+	}
+	for b.Loop() {
+		if known, failed := r.profiles(b.Context(), &c); len(known["a100-80"]) != 50 || errors.Join(failed...) != nil {
+			b.Fatalf("%d profiles, %v", len(known["a100-80"]), failed)
+		}
+	}
 }
 
 // TestProfileInUse keeps a deleted Profile while a Function has its model.
