@@ -220,8 +220,6 @@ func TestAdmission(t *testing.T) {
 		}},
 		{"fleets", goodFleet, []struct{ path, value, want string }{
 			{"metadata.name", strings.Repeat("a", 51), name},
-			{"spec.policy", "simulated", ""},
-			{"spec.policy", "best", `supported values: "penstock", "simulated"`},
 			{"spec.driver", strings.Repeat("d", 64), "may not be more than 63"},
 			{"spec.nodeSelector", "{gpu: a100}", ""},
 			{"spec.nodeSelector", "{gpu: 5}", "must be of type string"},

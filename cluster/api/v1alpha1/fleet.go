@@ -46,12 +46,6 @@ type FleetSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:default="gpu.nvidia.com"
 	Driver string `json:"driver,omitempty"`
-	// Policy is the planner's policy, as in `penstock plan --policy`.
-	//
-	// +optional
-	// +kubebuilder:validation:Enum=penstock;simulated
-	// +kubebuilder:default=penstock
-	Policy string `json:"policy,omitempty"`
 	// Damping is how fast the plan follows observed rates.
 	//
 	// +optional
