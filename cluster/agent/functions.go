@@ -106,7 +106,7 @@ func (f *function) addPeers(peers []v1alpha1.Peer, own netip.Addr) {
 // rate bounds a rate to what a node takes.
 func rate(q resource.Quantity) float64 { return min(max(q.AsApproximateFloat64(), 0), control.MaxRate) }
 
-// minWeight is that of a peer without planned load, such as one that has just begun to serve.
+// minWeight is that of a peer whose weight is wrong: a node refuses weights of 0.
 const minWeight = 1e-3
 
 // drainAll lets all segments drain.

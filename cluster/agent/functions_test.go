@@ -23,7 +23,7 @@ var testPod = Pod{Namespace: "shop", Name: "face-1", Address: netip.MustParseAdd
 func segmentOf(name, function string, change ...func(*v1alpha1.Segment)) v1alpha1.Segment {
 	s := v1alpha1.Segment{
 		Name: name, Namespace: testPod.Namespace, Function: function, Model: "resnet", SLO: metav1.Duration{Duration: 20 * time.Millisecond}, Port: 5001,
-		Processes: 2, Batch: 8, Throughput: v1alpha1.Rate(100), Load: v1alpha1.Rate(80),
+		Processes: 2, Batch: 8, Throughput: v1alpha1.Rate(100),
 	}
 	for _, c := range change {
 		c(&s)

@@ -132,7 +132,7 @@ func (s *stepper) segment(g *GPU, p plan.Segment, name string) v1alpha1.Segment 
 	f := s.byName[p.Service]
 	out := v1alpha1.Segment{Name: name, Namespace: f.Namespace, Function: f.Name, Model: p.Model, SLO: metav1.Duration{Duration: f.SLO}, Port: f.Port,
 		Device: g.device(p.GPCs, p.Slot), Slot: int32(p.Slot), GPCs: int32(p.GPCs), Processes: int32(p.Processes), Batch: int32(p.Batch),
-		Throughput: v1alpha1.Rate(p.ThroughputRPS), Load: v1alpha1.Rate(p.LoadRPS)}
+		Throughput: v1alpha1.Rate(p.ThroughputRPS)}
 	if p.SharePercent > 0 {
 		share := resource.MustParse(fmt.Sprintf("%.3f", p.SharePercent))
 		out.SharePercent = &share

@@ -20,7 +20,7 @@ func scenario(w *world) {
 	w.settle()
 
 	f3, tuned := testSegment("f-3", "gpu-0-mig-4-0"), f2
-	tuned.Batch, tuned.Load = 8, v1alpha1.Rate(100)
+	tuned.Batch, tuned.Throughput = 8, v1alpha1.Rate(120)
 	w.add(testChange(2, testStep(v1alpha1.Retune, "n2-0", tuned), testStep(v1alpha1.Destroy, "n1-0", f1), testStep(v1alpha1.Create, "n1-0", f3),
 		testStep(v1alpha1.Destroy, "n1-1", g1)))
 	w.settle()
@@ -104,5 +104,21 @@ func TestConflicts(t *testing.T) {
 	checkEnd(t, w)
 	if len(refused) < len(w.writes) {
 		t.Errorf("%d writes were refused, want at least the %d that took place", len(refused), len(w.writes))
+	}
+}
+
+// TestPeerWeights lets clients spread by throughput. Segments that serve only during a change take clients, too.
+func TestPeerWeights(t *testing.T) {
+	w := testWorld(t)
+	scenario(w)
+	weight := func(plan string) string {
+		peers := get(w, plan, &v1alpha1.GPUPlan{}).Status.Segments[0].Peers
+		if len(peers) != 1 {
+			t.Fatalf("%s has peers %+v, want one", plan, peers)
+		}
+		return peers[0].Weight.String()
+	}
+	if f2, f3 := weight("n1-0"), weight("n2-0"); f2 != "120" || f3 != "100" {
+		t.Errorf("weights are %s and %s, want 120 after the retune, and 100", f2, f3)
 	}
 }

@@ -111,7 +111,7 @@ type member struct {
 
 // takesClients reports whether other segments may send clients to this one.
 func (m member) takesClients() bool {
-	return m.status.Ready && !m.segment.Draining && m.segment.Load.Sign() > 0
+	return m.status.Ready && !m.segment.Draining
 }
 
 // membersOf returns the segments of a plan that have a status.
@@ -152,7 +152,8 @@ func neighbours(ring []member, segment string) []member {
 	return slices.Concat(after, before)
 }
 
-// peers returns the next segments in the ring that take new clients.
+// peers returns the next segments in the ring that take new clients. Weights are throughputs, as a node's own weight is: a plan
+// loads all segments of a function to the same part of their throughput. So a weight changes only with its segment.
 func peers(self netip.Addr, next []member) []v1alpha1.Peer {
 	var all []v1alpha1.Peer
 	seen := map[netip.Addr]bool{self: true}
@@ -164,7 +165,7 @@ func peers(self netip.Addr, next []member) []v1alpha1.Peer {
 		seen[address] = true
 		all = append(all, v1alpha1.Peer{
 			Address: netip.AddrPortFrom(address, uint16(m.segment.Port)).String(),
-			Weight:  m.segment.Load,
+			Weight:  m.segment.Throughput,
 		})
 		if len(all) == v1alpha1.MaxPeers {
 			break

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -118,7 +117,7 @@ func without(a, b []member) []member {
 	return slices.DeleteFunc(slices.Clone(a), func(m member) bool {
 		return slices.ContainsFunc(b, func(n member) bool {
 			return m.segment.Name == n.segment.Name && m.takesClients() == n.takesClients() && m.status.Address == n.status.Address &&
-				m.segment.Port == n.segment.Port && equality.Semantic.DeepEqual(m.segment.Load, n.segment.Load)
+				m.segment.Port == n.segment.Port && m.segment.Throughput.Equal(n.segment.Throughput)
 		})
 	})
 }

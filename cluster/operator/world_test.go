@@ -450,7 +450,7 @@ func testSegment(name, device string) v1alpha1.Segment {
 	function, _, _ := strings.Cut(name, "-")
 	return v1alpha1.Segment{
 		Name: name, Namespace: "a", Function: function, Model: "m", Port: 5001, Device: device, GPCs: 1,
-		Processes: 1, Batch: 4, Throughput: v1alpha1.Rate(100), Load: v1alpha1.Rate(80),
+		Processes: 1, Batch: 4, Throughput: v1alpha1.Rate(100),
 	}
 }
 

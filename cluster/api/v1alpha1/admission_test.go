@@ -127,13 +127,13 @@ spec: {node: {image: penstock:1}}`
 metadata: {name: gpu-1}
 spec:
   {fleet: pool, node: n1, pool: n1, gpu: GPU-1, table: a100-80, number: 0, segments: [{name: faces-1, namespace: shop, function: faces, model: face,
-   slo: 25ms, port: 5001, device: gpu-0-mig-19-0-1, gpcs: 1, slot: 0, processes: 1, batch: 4, throughput: 120, load: 100}]}`
+   slo: 25ms, port: 5001, device: gpu-0-mig-19-0-1, gpcs: 1, slot: 0, processes: 1, batch: 4, throughput: 120}]}`
 
 	goodChange = `
 metadata: {name: pool-1}
 spec:
   {fleet: pool, number: 1, steps: [{op: create, gpuPlan: gpu-1, place: {node: n1, pool: n1, gpu: GPU-1, table: a100-80, number: 0}, segment: {name: faces-1,
-   namespace: shop, function: faces, model: face, slo: 25ms, port: 5001, device: d, gpcs: 1, processes: 1, batch: 4, throughput: 120, load: 100}}]}`
+   namespace: shop, function: faces, model: face, slo: 25ms, port: 5001, device: d, gpcs: 1, processes: 1, batch: 4, throughput: 120}}]}`
 )
 
 // TestAdmission changes one field of a good object.

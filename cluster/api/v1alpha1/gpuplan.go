@@ -156,10 +156,6 @@ type Segment struct {
 	//
 	// +required
 	Throughput resource.Quantity `json:"throughput"`
-	// Load is the part of the function's planned rate that the segment carries.
-	//
-	// +required
-	Load resource.Quantity `json:"load"`
 	// Draining means that clients leave the segment. It serves until they have left.
 	//
 	// +optional
@@ -223,7 +219,7 @@ type Peer struct {
 	//
 	// +required
 	Address string `json:"address"`
-	// Weight is the peer's load, so that clients spread over peers as the plan says.
+	// Weight is the peer's throughput, so that clients spread over nodes as the plan says.
 	//
 	// +required
 	Weight resource.Quantity `json:"weight"`

@@ -54,7 +54,7 @@ type StepOp string
 const (
 	// Create starts a segment.
 	Create StepOp = "create"
-	// Retune changes the load, batch or processes of a segment.
+	// Retune changes the batch, processes, port or objective of a segment.
 	Retune StepOp = "retune"
 	// Destroy drains and ends a segment.
 	Destroy StepOp = "destroy"
