@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -50,8 +52,12 @@ type Options struct {
 	// Controllers run kube-controller-manager: garbage collection, service accounts and their tokens, endpoints.
 	// Without it, pods need no service account.
 	Controllers bool
-	// Kwok lets the pods of fake nodes run.
+	// Kwok lets the pods of fake nodes run. In a program that is Isolated, their addresses are the program's own, so that
+	// it can answer for them.
 	Kwok bool
+	// Reviews is called with each request of a service account before it is authorized. It includes the rights that the API
+	// server demands in addition, such as that to bind a role. Several goroutines may call it.
+	Reviews func(authorizationv1.SubjectAccessReviewSpec)
 	// Manifests are files or folders that are applied at last, such as the CRDs. Start waits until CRDs are served.
 	Manifests []string
 }
@@ -67,6 +73,7 @@ type Cluster struct {
 	processes map[string]*Process
 	nodes     []*Node
 	fakes     int // fake nodes
+	reviews   *http.Server
 }
 
 // Start is StartControlPlane for a test, which ends the cluster. It skips the test if the tools are not built or
@@ -143,7 +150,12 @@ func (c *Cluster) start(ctx context.Context, o Options) error {
 		if err := os.WriteFile(config, kwokStages, 0o644); err != nil {
 			return err
 		}
-		err := c.run("kwok", nil, "--config", config, "--kubeconfig", kubeconfig, "--manage-all-nodes=false",
+		if isolated() {
+			if err := ip("route replace local " + fakePods + " dev lo"); err != nil {
+				return err
+			}
+		}
+		err := c.run("kwok", nil, "--config", config, "--cidr", fakePods, "--kubeconfig", kubeconfig, "--manage-all-nodes=false",
 			"--node-lease-duration-seconds=40",
 			"--manage-nodes-with-annotation-selector="+fakeAnnotation+"="+fakeValue)
 		if err != nil {
@@ -195,7 +207,7 @@ func (c *Cluster) startServer(ctx context.Context, address net.IP, o Options) er
 		"--bind-address", address.String(), "--secure-port", strconv.Itoa(int(port.Port())),
 		"--tls-cert-file", c.folder.file("server.crt"), "--tls-private-key-file", c.folder.file("server.key"),
 		"--client-ca-file", c.folder.file("ca.crt"), "--cert-dir", c.folder.file("certificates"),
-		"--authorization-mode=Node,RBAC", "--allow-privileged",
+		"--allow-privileged",
 		"--service-cluster-ip-range", services,
 		"--service-account-issuer=https://penstock.test",
 		"--service-account-key-file", c.folder.file("accounts.crt"),
@@ -211,6 +223,15 @@ func (c *Cluster) startServer(ctx context.Context, address net.IP, o Options) er
 	if !o.Controllers {
 		// No controller makes the default service account of a namespace.
 		arguments = append(arguments, "--disable-admission-plugins=ServiceAccount")
+	}
+	if o.Reviews == nil {
+		arguments = append(arguments, "--authorization-mode=Node,RBAC")
+	} else {
+		file, err := c.serveReviews(o.Reviews)
+		if err != nil {
+			return err
+		}
+		arguments = append(arguments, "--authorization-config", file)
 	}
 	if err := c.run("kube-apiserver", nil, arguments...); err != nil {
 		return err
@@ -259,17 +280,18 @@ func (c *Cluster) run(program string, env []string, arguments ...string) error {
 	if err != nil {
 		return err
 	}
-	return c.runAs(program, env, append([]string{path}, arguments...))
+	_, err = c.Run(program, env, append([]string{path}, arguments...)...)
+	return err
 }
 
-// runAs starts a command and remembers it by a name.
-func (c *Cluster) runAs(name string, env, command []string) error {
+// Run starts a command as a part of the cluster, which then ends with the cluster. The environment is added to this program's.
+func (c *Cluster) Run(name string, env []string, command ...string) (*Process, error) {
 	p := &Process{name: name, command: command, env: env, log: c.folder.file(name + ".log")}
 	if err := p.Start(); err != nil {
-		return err
+		return nil, err
 	}
 	c.processes[name] = p
-	return nil
+	return p, nil
 }
 
 func (c *Cluster) program(name string) (string, error) {
@@ -346,6 +368,9 @@ func (c *Cluster) Stop() error {
 	}
 	for _, p := range c.processes {
 		p.Kill()
+	}
+	if c.reviews != nil {
+		c.reviews.Close()
 	}
 	if isolated() {
 		if err := clearNamespaces(c.folder.path); err != nil {

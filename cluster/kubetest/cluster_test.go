@@ -132,10 +132,11 @@ func awaitPod(t *testing.T, c *Cluster, name string) {
 // A program that fails to start is named, with its last words.
 func TestFailingStart(t *testing.T) {
 	c := &Cluster{folder: &folder{path: t.TempDir()}, processes: map[string]*Process{}}
-	if err := c.runAs("shell", nil, []string{"sh", "-c", "echo no such flag >&2; exit 3"}); err != nil {
+	shell, err := c.Run("shell", nil, "sh", "-c", "echo no such flag >&2; exit 3")
+	if err != nil {
 		t.Fatal(err)
 	}
-	err := c.processes["shell"].await(t.Context(), func(context.Context) error { return errors.New("no answer") })
+	err = shell.await(t.Context(), func(context.Context) error { return errors.New("no answer") })
 	for _, part := range []string{"start shell", "exit status 3", "no answer", "no such flag"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("error %q does not have %q", err, part)

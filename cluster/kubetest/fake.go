@@ -21,6 +21,9 @@ const (
 	fakeValue      = "fake"
 )
 
+// fakePods is the range of addresses of pods on fake nodes.
+const fakePods = "10.64.0.0/10"
+
 // writers is how many fake nodes are made at once.
 const writers = 16
 

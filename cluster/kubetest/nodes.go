@@ -217,10 +217,7 @@ func (n *Node) run(program string, arguments ...string) (*Process, error) {
 	command := append([]string{"nsenter", "--net=/run/netns/" + n.Name, path}, arguments...)
 	name := n.Name + "-" + program
 	// Containerd finds its shim next to itself, and runc in the system's folders.
-	if err := n.cluster.runAs(name, []string{"PATH=" + filepath.Dir(path) + ":" + systemPath}, command); err != nil {
-		return nil, err
-	}
-	return n.cluster.processes[name], nil
+	return n.cluster.Run(name, []string{"PATH=" + filepath.Dir(path) + ":" + systemPath}, command...)
 }
 
 func (n *Node) start(ctx context.Context, images []string, labels map[string]string) error {

@@ -72,6 +72,16 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
+// Ended reports whether the program has ended.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // Signal sends a signal, such as SIGSTOP.
 func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 
