@@ -313,7 +313,6 @@ func TestDefaults(t *testing.T) {
 driver: gpu.nvidia.com
 node:
   image: penstock:1
-policy: penstock
 `
 	if string(got) != want {
 		t.Errorf("got %s\nwant %s", got, want)
