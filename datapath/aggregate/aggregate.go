@@ -1043,7 +1043,7 @@ func (a *Aggregator) Drain() { a.draining = true }
 func (a *Aggregator) Resume() { a.draining = false }
 
 // Credit is how many more requests a client may have in flight now. It is an equal share of
-// the slots, at least one, less what the client has in flight. It is never more than the
+// the slots that clients can take, at least one, less what the client has in flight. It is never more than the
 // client would get now.
 func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
 	hash := a.hash.client(client)
@@ -1053,7 +1053,7 @@ func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
 	// A new client gets its own group when it proves its address.
 	slots := a.common.supply()
 	slots = slotsOf(slots.total, slots.free, slots.parties+1, slots.holders)
-	return a.grant(slots.room(0, slots.total/slots.parties))
+	return a.grant(slots.room(0, slots.share()))
 }
 
 func (a *Aggregator) credit(client clientRef) uint16 {
@@ -1066,7 +1066,7 @@ func (a *Aggregator) credit(client clientRef) uint16 {
 		return a.grant(class.room(int(c.class.Load()), fair))
 	}
 	slots := c.supply()
-	fair := max(slots.total/(slots.parties*int(p.group.ports.Load())), 1) - p.held
+	fair := p.group.supply(slots.share()).share() - p.held
 	fair = p.group.supply(slots.limit()).room(p.held, fair)
 	return a.grant(slots.room(int(p.group.held.Load()), fair))
 }

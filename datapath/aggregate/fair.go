@@ -92,6 +92,15 @@ func (s supply) limit() int {
 	return max(min(thresholdGain*(s.free-reserve)/max(s.holders, 1), s.total), s.equal)
 }
 
+// share is what each party can hold if all of them want as much.
+func (s supply) share() int {
+	if s.parties <= 1 {
+		return s.limit()
+	}
+	most := thresholdGain * (s.total - max(s.total/reservePart, 1) + 1) / ((thresholdGain + 1) * s.parties)
+	return max(most, s.equal)
+}
+
 // room returns how many of want slots a party can take one after the other before it reaches
 // its limit, which falls with each.
 func (s supply) room(held, want int) int {

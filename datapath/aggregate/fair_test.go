@@ -327,3 +327,30 @@ func TestLimit(t *testing.T) {
 		}
 	})
 }
+
+// Parties that all take their share get it, in whatever order they come.
+func TestSharesFit(t *testing.T) {
+	for _, total := range []int{64, 128, 1000, 4096} {
+		for parties := 1; parties <= total/2; parties += 1 + parties/8 {
+			for _, inTurn := range []bool{true, false} {
+				held := make([]int, parties)
+				s := slotsOf(total, total, parties, 0)
+				share := s.share()
+				for i := range parties * share {
+					at := i / share
+					if inTurn {
+						at = i % parties
+					}
+					if held[at] == 0 {
+						s.holders++
+					}
+					if 2*s.free < total && held[at] >= s.limit() {
+						t.Fatalf("%d of %d parties hold %d of %d slots each, and %d is refused with %d", s.holders, parties, share, total, at, held[at])
+					}
+					held[at]++
+					s.free--
+				}
+			}
+		}
+	}
+}

@@ -222,7 +222,7 @@ func TestSeveralShareLimit(t *testing.T) {
 	if e := s.send(1, 1001, 0); len(e.Reported) != 0 {
 		t.Fatalf("told %+v, want nothing: a slot is free", e.Reported)
 	}
-	// Each of 2 clients has a fair share of 32 of 64 slots, whichever aggregator serves it.
+	// Each of 2 clients has a fair share of the slots, whichever aggregator serves it.
 	s.do(0, func(a *Aggregator, _ *Events) {
 		for slot := range uint32(40) {
 			if _, ok := s.owner[slot]; ok {
@@ -231,11 +231,11 @@ func TestSeveralShareLimit(t *testing.T) {
 			}
 		}
 	})
-	if got := s.all[0].Credit(address(0)); got != uint16(s.config.Slots/2-17) {
-		t.Errorf("client 0, with 17 requests in flight, has a credit of %d, want %d", got, s.config.Slots/2-17)
+	if got := s.all[0].Credit(address(0)); got != uint16(ofTwo-17) {
+		t.Errorf("client 0, with 17 requests in flight, has a credit of %d, want %d", got, ofTwo-17)
 	}
-	if got := s.all[1].Credit(address(1)); got != uint16(s.config.Slots/2-6) {
-		t.Errorf("client 1, with 6 requests in flight, has a credit of %d, want %d", got, s.config.Slots/2-6)
+	if got := s.all[1].Credit(address(1)); got != uint16(ofTwo-6) {
+		t.Errorf("client 1, with 6 requests in flight, has a credit of %d, want %d", got, ofTwo-6)
 	}
 	// Silent clients are dropped, even if no datagram arrives.
 	for slot := range s.owner {
