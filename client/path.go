@@ -95,6 +95,9 @@ func (c *Client) openLocked(to netip.AddrPort) (*path, error) {
 		return nil, err
 	}
 	p := &path{to: to, conn: conn, fragmentBytes: c.options.FragmentBytes, credit: credit{more: c.options.InFlight}, largest: math.MaxUint32}
+	if len(c.paths) > 0 {
+		p.credit.more = min(c.options.InFlight, 1) // other clients may come at the same time, each with all its requests
+	}
 	if isLocal(conn) {
 		p.fragmentBytes = c.options.LocalFragmentBytes
 	}

@@ -660,7 +660,7 @@ class Engine:
             if idle is None:
                 return None
             self.paths.remove(idle)
-        self.paths.append(Path(address, self.options.in_flight))
+        self.paths.append(Path(address, 1))  # other clients may come at the same time, each with all its requests
         return self.paths[-1]
 
     def _trusts(self, address: _wire.Address) -> bool:
