@@ -31,9 +31,12 @@ const (
 
 	configAnnotation = "penstock.io/node.yaml"
 	runtimeFolder    = "/run/penstock"
-	configFolder     = "/etc/penstock"
-	modelsFolder     = "/models"
-	tokenFolder      = "/var/run/secrets/kubernetes.io/serviceaccount"
+	// privateFolder is the folder of the runtime volume that both containers see. The volume itself belongs to root, and all may
+	// write to it. A node does not trust such a folder.
+	privateFolder = "private"
+	configFolder  = "/etc/penstock"
+	modelsFolder  = "/models"
+	tokenFolder   = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
 
 // nodeConfig is the configuration of each node. The agent adds the functions. There is no gateway, because clients use the
@@ -164,6 +167,7 @@ func pod(meta metav1.ObjectMeta, fleet *v1alpha1.Fleet, plan *v1alpha1.GPUPlan, 
 		}},
 		Tolerations:    []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists}},
 		ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &meta.Name}},
+		InitContainers: []corev1.Container{folderContainer(agentImage)},
 		Containers:     []corev1.Container{nodeContainer(fleet), agentContainer(plan, agentImage)},
 		Volumes: []corev1.Volume{
 			{Name: "runtime", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
@@ -189,6 +193,18 @@ func pod(meta metav1.ObjectMeta, fleet *v1alpha1.Fleet, plan *v1alpha1.GPUPlan, 
 	return p
 }
 
+// folderContainer makes the private folder, which then belongs to the pod's user.
+func folderContainer(image string) corev1.Container {
+	return corev1.Container{
+		Name:            "folder",
+		Image:           image,
+		Args:            []string{"--make-folder", runtimeFolder + "/" + privateFolder},
+		Resources:       agentResources(),
+		VolumeMounts:    []corev1.VolumeMount{{Name: "runtime", MountPath: runtimeFolder}},
+		SecurityContext: confined(),
+	}
+}
+
 func nodeContainer(fleet *v1alpha1.Fleet) corev1.Container {
 	c := corev1.Container{
 		Name:      "penstock",
@@ -198,7 +214,7 @@ func nodeContainer(fleet *v1alpha1.Fleet) corev1.Container {
 		Resources: *fleet.Spec.Node.Resources.DeepCopy(),
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "config", MountPath: configFolder, ReadOnly: true},
-			{Name: "runtime", MountPath: runtimeFolder},
+			{Name: "runtime", MountPath: runtimeFolder, SubPath: privateFolder},
 			{Name: "tmp", MountPath: "/tmp"},
 		},
 		SecurityContext: confined(),
@@ -232,18 +248,22 @@ func agentContainer(plan *v1alpha1.GPUPlan, image string) corev1.Container {
 			PeriodSeconds:    1,
 			FailureThreshold: 3,
 		},
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{
-				corev1.ResourceCPU:    resource.MustParse("10m"),
-				corev1.ResourceMemory: resource.MustParse("64Mi"),
-			},
-			Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("128Mi")},
-		},
+		Resources: agentResources(),
 		VolumeMounts: []corev1.VolumeMount{
-			{Name: "runtime", MountPath: runtimeFolder},
+			{Name: "runtime", MountPath: runtimeFolder, SubPath: privateFolder},
 			{Name: "token", MountPath: tokenFolder, ReadOnly: true},
 		},
 		SecurityContext: confined(),
+	}
+}
+
+func agentResources() corev1.ResourceRequirements {
+	return corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{
+			corev1.ResourceCPU:    resource.MustParse("10m"),
+			corev1.ResourceMemory: resource.MustParse("64Mi"),
+		},
+		Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("128Mi")},
 	}
 }
 

@@ -26,3 +26,25 @@ func TestModelVolume(t *testing.T) {
 		t.Errorf("the node has arguments %q and mounts %+v", node.Args, node.VolumeMounts)
 	}
 }
+
+// Both containers see a folder that belongs to the pod's user. A node refuses the volume itself, which all may write to.
+func TestPrivateFolder(t *testing.T) {
+	p := &v1alpha1.GPUPlan{}
+	p.Spec.Segments = []v1alpha1.Segment{{Name: "a-1", Namespace: "shop", Function: "a"}}
+	pod := desired(testFleet(), p, "agent")[0].Pod.Spec
+	of := func(c corev1.Container) corev1.VolumeMount {
+		at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "runtime" })
+		if at < 0 {
+			t.Fatalf("container %s does not mount the volume", c.Name)
+		}
+		return c.VolumeMounts[at]
+	}
+
+	first := pod.InitContainers[0]
+	made := first.Args[slices.Index(first.Args, "--make-folder")+1]
+	for _, c := range pod.Containers {
+		if m := of(c); made != of(first).MountPath+"/"+m.SubPath || m.SubPath == "" || m.MountPath != runtimeFolder {
+			t.Errorf("container %s mounts %+v; the folder is %s", c.Name, m, made)
+		}
+	}
+}

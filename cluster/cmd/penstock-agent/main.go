@@ -34,7 +34,11 @@ func run(log zerolog.Logger) error {
 	flag.StringVar(&o.Dir, "runtime-dir", "/run/penstock", "runtime folder of the node, which both containers share")
 	listen := flag.String("listen", ":9651", "address of the pages /rates, /readyz and /drained")
 	kubeconfig := flag.String("kubeconfig", "", "file that says where the API server is; the pod's service account if left out")
+	folder := flag.String("make-folder", "", "only make this folder, for the user of the pod")
 	flag.Parse()
+	if *folder != "" {
+		return os.MkdirAll(*folder, 0o700)
+	}
 	o.Name, o.Namespace = os.Getenv("POD_NAME"), os.Getenv("POD_NAMESPACE")
 	var err error
 	if o.Address, err = netip.ParseAddr(os.Getenv("POD_IP")); err != nil || o.Name == "" || o.Namespace == "" || *plan == "" {
