@@ -26,6 +26,7 @@
 #
 #   make cluster-tools  the programs of a test cluster (cluster/Makefile), once per version: 20 minutes
 #   make test-cluster   cluster-tools, then the tests of cluster/ on real Kubernetes nodes, as root
+#   make cluster-demo   cluster-tools, then Penstock on two nodes of a cluster on this machine, as root
 #
 # For a GPU server, which needs no Go (research/results/h200):
 #
@@ -72,7 +73,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean cluster-tools test-cluster build-dpdk test-dpdk test-devices gpu-kit test-gpu page-vendor
+.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean cluster-tools test-cluster cluster-demo build-dpdk test-dpdk test-devices gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -207,7 +208,7 @@ page-vendor:
 	dir=$$(mktemp -d) && cd $$dir && npm pack --silent $(UPLOT) && tar xf *.tgz && \
 	install -m 0644 package/dist/uPlot.esm.js package/dist/uPlot.min.css package/LICENSE $(CURDIR)/gateway/page/vendor/uplot/ && rm -rf $$dir
 
-cluster-tools test-cluster:
+cluster-tools test-cluster cluster-demo:
 	$(MAKE) --no-print-directory -C cluster $@
 
 clean:
