@@ -43,6 +43,7 @@ tolerations: [{key: system, operator: Exists}]
 affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: DoesNotExist}]}]}}}
 priorityClassName: ""
 networkPolicy: {enabled: true}
+prometheus: {namespace: monitoring, podLabels: {app.kubernetes.io/name: prometheus}}
 serviceMonitor: {enabled: true, interval: 10s, labels: {release: prometheus}}
 prometheusRule: {enabled: true, labels: {release: prometheus}}
 `
@@ -121,7 +122,7 @@ func TestRender(t *testing.T) {
 		"NetworkPolicy/penstock-operator", "PodDisruptionBudget/penstock-operator", "Role/penstock-operator",
 		"RoleBinding/penstock-operator", "ServiceAccount/penstock-operator",
 	}
-	monitoring := []string{"PrometheusRule/penstock", "Service/penstock-operator", "ServiceMonitor/penstock-operator"}
+	monitoring := []string{"PodMonitor/penstock", "PrometheusRule/penstock", "Service/penstock-operator", "ServiceMonitor/penstock-operator"}
 	tests := []struct {
 		name, values, image string
 		replicas            int32
@@ -221,6 +222,8 @@ func TestBadValues(t *testing.T) {
 		{"bad resources", "{resources: {limit: {memory: 1Gi}}}", "additional properties 'limit' not allowed"},
 		{"number as label", "{nodeSelector: {pool: 5}}", "at '/nodeSelector/pool'"},
 		{"bad interval", "{serviceMonitor: {interval: 0s}}", "at '/serviceMonitor/interval'"},
+		{"bad namespace", "{prometheus: {namespace: A}}", "at '/prometheus/namespace'"},
+		{"labels without a namespace", "{prometheus: {podLabels: {app: prometheus}}}", "at '/prometheus/podLabels'"},
 		{"text as switch", "{networkPolicy: {enabled: 'yes'}}", "at '/networkPolicy/enabled'"},
 	}
 	for _, test := range tests {
@@ -275,15 +278,19 @@ func TestAlerts(t *testing.T) {
 
 // TestFlags starts the operator with the chart's flags. It knows them all, and then misses an API server.
 func TestFlags(t *testing.T) {
-	objects, err := render(t, "")
-	ok(t, err)
-	container := get[*appsv1.Deployment](t, objects, "Deployment/penstock-operator").Spec.Template.Spec.Containers[0]
-	operator := exec.Command("go", append([]string{"run", "../cmd/penstock-operator"}, container.Args...)...)
-	operator.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(t.TempDir(), "none"))
-	for _, e := range container.Env {
-		operator.Env = append(operator.Env, e.Name+"=penstock-system")
-	}
-	if out, err := operator.CombinedOutput(); err == nil || !strings.Contains(string(out), "find the API server") {
-		t.Errorf("run penstock-operator %v: %v\n%s", container.Args, err, out)
+	for name, values := range map[string]string{"default": "", "full": full} {
+		t.Run(name, func(t *testing.T) {
+			objects, err := render(t, values)
+			ok(t, err)
+			container := get[*appsv1.Deployment](t, objects, "Deployment/penstock-operator").Spec.Template.Spec.Containers[0]
+			operator := exec.Command("go", append([]string{"run", "../cmd/penstock-operator"}, container.Args...)...)
+			operator.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(t.TempDir(), "none"))
+			for _, e := range container.Env {
+				operator.Env = append(operator.Env, e.Name+"=penstock-system")
+			}
+			if out, err := operator.CombinedOutput(); err == nil || !strings.Contains(string(out), "find the API server") {
+				t.Errorf("run penstock-operator %v: %v\n%s", container.Args, err, out)
+			}
+		})
 	}
 }

@@ -29,6 +29,8 @@ type Fleets struct {
 	client.Client
 	// Namespace is that of the operator. Its pods may read the pages of agents and nodes.
 	Namespace string
+	// Prometheus may read the metrics of nodes; nil: only the operator may.
+	Prometheus *networkingv1.NetworkPolicyPeer
 }
 
 // Reconcile writes what a fleet needs around its GPUPlans.
@@ -114,7 +116,7 @@ func (r *Fleets) prepareNamespace(ctx context.Context, fleet *v1alpha1.Fleet, na
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: AgentName}}
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: AgentName + "-" + namespace}}
 
-	// Clients send requests to the functions' ports. No pod but the operator's reads the pages of nodes and agents.
+	// Clients send requests to the functions' ports. The operator reads the pages of nodes and agents, Prometheus those of nodes.
 	network := &networkingv1.NetworkPolicy{ObjectMeta: meta}
 	anyPort := networkingv1.NetworkPolicyPort{Protocol: new(corev1.ProtocolUDP)}
 	page := func(port int) networkingv1.NetworkPolicyPort {
@@ -123,6 +125,15 @@ func (r *Fleets) prepareNamespace(ctx context.Context, fleet *v1alpha1.Fleet, na
 	operators := networkingv1.NetworkPolicyPeer{
 		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: r.Namespace}},
 		PodSelector:       &metav1.LabelSelector{MatchLabels: map[string]string{appName: operatorName}},
+	}
+	pages := []networkingv1.NetworkPolicyIngressRule{
+		{Ports: []networkingv1.NetworkPolicyPort{anyPort}},
+		{Ports: []networkingv1.NetworkPolicyPort{page(nodePort), page(AgentPort)}, From: []networkingv1.NetworkPolicyPeer{operators}},
+	}
+	if r.Prometheus != nil {
+		pages = append(pages, networkingv1.NetworkPolicyIngressRule{
+			Ports: []networkingv1.NetworkPolicyPort{page(nodePort)}, From: []networkingv1.NetworkPolicyPeer{*r.Prometheus},
+		})
 	}
 
 	// A segment's pod is never evicted while it serves. It ends when the plan no longer has the segment: `kubectl drain`
@@ -141,10 +152,7 @@ func (r *Fleets) prepareNamespace(ctx context.Context, fleet *v1alpha1.Fleet, na
 			network.Spec = networkingv1.NetworkPolicySpec{
 				PodSelector: pods,
 				PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
-				Ingress: []networkingv1.NetworkPolicyIngressRule{
-					{Ports: []networkingv1.NetworkPolicyPort{anyPort}},
-					{Ports: []networkingv1.NetworkPolicyPort{page(nodePort), page(AgentPort)}, From: []networkingv1.NetworkPolicyPeer{operators}},
-				},
+				Ingress:     pages,
 			}
 		}),
 		r.ensure(ctx, fleet, budget, func() {

@@ -40,6 +40,8 @@ var OurPods = labels.SelectorFromSet(labels.Set{managedBy: operatorName})
 type Options struct {
 	Namespace  string // of the operator
 	AgentImage string
+	// Prometheus may read the metrics of nodes; nil: only the operator may.
+	Prometheus *networkingv1.NetworkPolicyPeer
 }
 
 // Scheme has the types that the operator reads and writes.
@@ -171,5 +173,5 @@ func Add(ctx context.Context, m manager.Manager, o Options) error {
 		Watches(&v1alpha1.GPUPlan{}, handler.EnqueueRequestsFromMapFunc(fleetOf), onSpec).
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(fleets(c)), builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Watches(&resourceapi.ResourceSlice{}, handler.EnqueueRequestsFromMapFunc(fleets(c)), onSpec).
-		Complete(&Fleets{Client: c, Namespace: o.Namespace})
+		Complete(&Fleets{Client: c, Namespace: o.Namespace, Prometheus: o.Prometheus})
 }

@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/go-logr/zerologr"
 	"github.com/rs/zerolog"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,6 +41,16 @@ func run() error {
 	var o operator.Options
 	flag.StringVar(&o.AgentImage, "agent-image", "", "image of penstock-agent, for pods on GPUs")
 	flag.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the operator")
+	prometheus := flag.String("prometheus-namespace", "", "namespace of Prometheus, which may read the metrics of functions' pods; none if left out")
+	prometheusLabels := map[string]string{}
+	flag.Func("prometheus-label", "label KEY=VALUE of Prometheus' pods, once per label; all pods of its namespace if left out", func(text string) error {
+		key, value, ok := strings.Cut(text, "=")
+		prometheusLabels[key] = value
+		if !ok {
+			return errors.New("want KEY=VALUE")
+		}
+		return nil
+	})
 	elect := flag.Bool("leader-elect", true, "wait until no other operator of the namespace runs")
 	pages := flag.String("metrics-address", ":8080", "address of /metrics; 0: none")
 	health := flag.String("health-address", ":8081", "address of /healthz and /readyz; 0: none")
@@ -51,6 +64,12 @@ func run() error {
 	klog.SetLogger(logger)
 	if o.AgentImage == "" || o.Namespace == "" {
 		return errors.New("--agent-image and --namespace are needed; the Helm chart sets them")
+	}
+	if *prometheus != "" {
+		o.Prometheus = &networkingv1.NetworkPolicyPeer{
+			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: *prometheus}},
+			PodSelector:       &metav1.LabelSelector{MatchLabels: prometheusLabels},
+		}
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
