@@ -44,6 +44,7 @@ affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeS
 priorityClassName: ""
 networkPolicy: {enabled: true}
 prometheus: {namespace: monitoring, podLabels: {app.kubernetes.io/name: prometheus}}
+admissionPolicy: {enabled: true}
 serviceMonitor: {enabled: true, interval: 10s, labels: {release: prometheus}}
 prometheusRule: {enabled: true, labels: {release: prometheus}}
 `
@@ -121,6 +122,7 @@ func TestRender(t *testing.T) {
 		"ClusterRoleBinding/penstock-operator", "Deployment/penstock-operator", "DeviceClass/segment.penstock.io",
 		"NetworkPolicy/penstock-operator", "PodDisruptionBudget/penstock-operator", "Role/penstock-operator",
 		"RoleBinding/penstock-operator", "ServiceAccount/penstock-operator",
+		"ValidatingAdmissionPolicy/penstock-claims", "ValidatingAdmissionPolicyBinding/penstock-claims",
 	}
 	monitoring := []string{"PodMonitor/penstock", "PrometheusRule/penstock", "Service/penstock-operator", "ServiceMonitor/penstock-operator"}
 	tests := []struct {
@@ -130,9 +132,9 @@ func TestRender(t *testing.T) {
 	}{
 		{"default", "", "penstock-operator:0.1.0", 2, always},
 		{"full", full, "registry.test:5000/team/penstock-operator:v1", 3, slices.Concat(always, monitoring)},
-		{"small", "{replicas: 1, networkPolicy: {enabled: false}}", "penstock-operator:0.1.0", 1, slices.DeleteFunc(slices.Clone(always),
+		{"small", "{replicas: 1, networkPolicy: {enabled: false}, admissionPolicy: {enabled: false}}", "penstock-operator:0.1.0", 1, slices.DeleteFunc(slices.Clone(always),
 			func(key string) bool {
-				return strings.HasPrefix(key, "NetworkPolicy") || strings.HasPrefix(key, "PodDisruptionBudget")
+				return strings.HasPrefix(key, "NetworkPolicy") || strings.HasPrefix(key, "PodDisruptionBudget") || strings.HasPrefix(key, "Validating")
 			})},
 	}
 	for _, test := range tests {
