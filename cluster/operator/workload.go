@@ -31,9 +31,6 @@ const (
 
 	configAnnotation = "penstock.io/node.yaml"
 	runtimeFolder    = "/run/penstock"
-	// privateFolder is the folder of the runtime volume that both containers see. The volume itself belongs to root, and all may
-	// write to it. A node does not trust such a folder.
-	privateFolder = "private"
 	configFolder  = "/etc/penstock"
 	modelsFolder  = "/models"
 	tokenFolder   = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -170,7 +167,7 @@ func pod(meta metav1.ObjectMeta, fleet *v1alpha1.Fleet, plan *v1alpha1.GPUPlan, 
 		InitContainers: []corev1.Container{folderContainer(agentImage)},
 		Containers:     []corev1.Container{nodeContainer(fleet), agentContainer(plan, agentImage)},
 		Volumes: []corev1.Volume{
-			{Name: "runtime", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+			{Name: v1alpha1.RuntimeVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			{Name: "config", VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{
 				Items: []corev1.DownwardAPIVolumeFile{{
@@ -198,9 +195,9 @@ func folderContainer(image string) corev1.Container {
 	return corev1.Container{
 		Name:            "folder",
 		Image:           image,
-		Args:            []string{"--make-folder", runtimeFolder + "/" + privateFolder},
+		Args:            []string{"--make-folder", runtimeFolder + "/" + v1alpha1.PrivateFolder},
 		Resources:       agentResources(),
-		VolumeMounts:    []corev1.VolumeMount{{Name: "runtime", MountPath: runtimeFolder}},
+		VolumeMounts:    []corev1.VolumeMount{{Name: v1alpha1.RuntimeVolume, MountPath: runtimeFolder}},
 		SecurityContext: confined(),
 	}
 }
@@ -209,12 +206,12 @@ func nodeContainer(fleet *v1alpha1.Fleet) corev1.Container {
 	c := corev1.Container{
 		Name:      "penstock",
 		Image:     fleet.Spec.Node.Image,
-		Args:      []string{"up", "--config", configFolder + "/node.yaml", "--runtime-dir", runtimeFolder + "/node"},
+		Args:      []string{"up", "--config", configFolder + "/node.yaml", "--runtime-dir", runtimeFolder + "/" + v1alpha1.NodeFolder},
 		Ports:     []corev1.ContainerPort{{Name: "http", ContainerPort: nodePort, Protocol: corev1.ProtocolTCP}},
 		Resources: *fleet.Spec.Node.Resources.DeepCopy(),
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "config", MountPath: configFolder, ReadOnly: true},
-			{Name: "runtime", MountPath: runtimeFolder, SubPath: privateFolder},
+			{Name: v1alpha1.RuntimeVolume, MountPath: runtimeFolder, SubPath: v1alpha1.PrivateFolder},
 			{Name: "tmp", MountPath: "/tmp"},
 		},
 		SecurityContext: confined(),
@@ -233,7 +230,7 @@ func agentContainer(plan *v1alpha1.GPUPlan, image string) corev1.Container {
 	return corev1.Container{
 		Name:  "agent",
 		Image: image,
-		Args:  []string{"--gpuplan", plan.Name, "--runtime-dir", runtimeFolder + "/node"},
+		Args:  []string{"--gpuplan", plan.Name, "--runtime-dir", runtimeFolder + "/" + v1alpha1.NodeFolder},
 		Env: []corev1.EnvVar{
 			field("POD_NAME", "metadata.name"),
 			field("POD_NAMESPACE", "metadata.namespace"),
@@ -250,7 +247,7 @@ func agentContainer(plan *v1alpha1.GPUPlan, image string) corev1.Container {
 		},
 		Resources: agentResources(),
 		VolumeMounts: []corev1.VolumeMount{
-			{Name: "runtime", MountPath: runtimeFolder, SubPath: privateFolder},
+			{Name: v1alpha1.RuntimeVolume, MountPath: runtimeFolder, SubPath: v1alpha1.PrivateFolder},
 			{Name: "token", MountPath: tokenFolder, ReadOnly: true},
 		},
 		SecurityContext: confined(),

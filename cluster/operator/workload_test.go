@@ -33,7 +33,7 @@ func TestPrivateFolder(t *testing.T) {
 	p.Spec.Segments = []v1alpha1.Segment{{Name: "a-1", Namespace: "shop", Function: "a"}}
 	pod := desired(testFleet(), p, "agent")[0].Pod.Spec
 	of := func(c corev1.Container) corev1.VolumeMount {
-		at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "runtime" })
+		at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v1alpha1.RuntimeVolume })
 		if at < 0 {
 			t.Fatalf("container %s does not mount the volume", c.Name)
 		}

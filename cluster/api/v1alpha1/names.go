@@ -25,6 +25,12 @@ const (
 	// InUseFinalizer keeps a Profile while a Function needs it.
 	InUseFinalizer = "penstock.io/in-use"
 
+	// RuntimeVolume is the volume of a functions' pod. The pod's containers see its PrivateFolder, which has the node's runtime
+	// folder, NodeFolder. The volume itself belongs to root, and all may write to it. A node does not trust such a folder.
+	RuntimeVolume = "runtime"
+	PrivateFolder = "private"
+	NodeFolder    = "node"
+
 	// PoolTaint is the key of the device taint that keeps others off a fleet's GPUs. The value is the fleet's name.
 	PoolTaint = "penstock.io/pool"
 
