@@ -47,7 +47,7 @@ func (d *Driver) nodes(ctx context.Context, pods []*corev1.Pod) (nodes []node, a
 	return nodes, again, nil
 }
 
-// names reports whether a GPUPlan of this node has the pod. Only the operator writes GPUPlans.
+// names reports whether a GPUPlan of this node has the pod. Users cannot write GPUPlans.
 func (d *Driver) names(plan *v1alpha1.GPUPlan, p *corev1.Pod) bool {
 	if plan.Spec.Node != d.Node {
 		return false
