@@ -45,6 +45,7 @@ priorityClassName: ""
 networkPolicy: {enabled: true}
 prometheus: {namespace: monitoring, podLabels: {app.kubernetes.io/name: prometheus}}
 admissionPolicy: {enabled: true}
+guests: {enabled: true, perGPU: 4, nodeSelector: {gpus: penstock}, tolerations: [{key: nvidia.com/gpu, operator: Exists}]}
 serviceMonitor: {enabled: true, interval: 10s, labels: {release: prometheus}}
 prometheusRule: {enabled: true, labels: {release: prometheus}}
 `
@@ -125,13 +126,18 @@ func TestRender(t *testing.T) {
 		"ValidatingAdmissionPolicy/penstock-claims", "ValidatingAdmissionPolicyBinding/penstock-claims",
 	}
 	monitoring := []string{"PodMonitor/penstock", "PrometheusRule/penstock", "Service/penstock-operator", "ServiceMonitor/penstock-operator"}
+	guests := []string{"ClusterRole/penstock-guests", "ClusterRoleBinding/penstock-guests", "DaemonSet/penstock-guests", "DeviceClass/guest.penstock.io",
+		"ServiceAccount/penstock-guests"}
+	for _, policy := range []string{"penstock-guest-claims", "penstock-guest-pods", "penstock-guest-slices"} {
+		guests = append(guests, "ValidatingAdmissionPolicy/"+policy, "ValidatingAdmissionPolicyBinding/"+policy)
+	}
 	tests := []struct {
 		name, values, image string
 		replicas            int32
 		want                []string
 	}{
 		{"default", "", "penstock-operator:0.1.0", 2, always},
-		{"full", full, "registry.test:5000/team/penstock-operator:v1", 3, slices.Concat(always, monitoring)},
+		{"full", full, "registry.test:5000/team/penstock-operator:v1", 3, slices.Concat(always, monitoring, guests)},
 		{"small", "{replicas: 1, networkPolicy: {enabled: false}, admissionPolicy: {enabled: false}}", "penstock-operator:0.1.0", 1, slices.DeleteFunc(slices.Clone(always),
 			func(key string) bool {
 				return strings.HasPrefix(key, "NetworkPolicy") || strings.HasPrefix(key, "PodDisruptionBudget") || strings.HasPrefix(key, "Validating")
@@ -224,6 +230,9 @@ func TestBadValues(t *testing.T) {
 		{"bad resources", "{resources: {limit: {memory: 1Gi}}}", "additional properties 'limit' not allowed"},
 		{"number as label", "{nodeSelector: {pool: 5}}", "at '/nodeSelector/pool'"},
 		{"bad interval", "{serviceMonitor: {interval: 0s}}", "at '/serviceMonitor/interval'"},
+		{"no guests on a GPU", "{guests: {perGPU: 0}}", "at '/guests/perGPU'"},
+		{"bad kind of GPU", "{guests: {gpuKind: gpu}}", "at '/guests/gpuKind'"},
+		{"folder is relative", "{guests: {cdiFolder: run/cdi}}", "at '/guests/cdiFolder'"},
 		{"bad namespace", "{prometheus: {namespace: A}}", "at '/prometheus/namespace'"},
 		{"labels without a namespace", "{prometheus: {podLabels: {app: prometheus}}}", "at '/prometheus/podLabels'"},
 		{"text as switch", "{networkPolicy: {enabled: 'yes'}}", "at '/networkPolicy/enabled'"},

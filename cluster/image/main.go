@@ -1,5 +1,5 @@
-// Image writes the container images of Penstock on Kubernetes, without a container engine: penstock-operator, penstock-agent, and
-// penstock, which is the node. `make -C cluster images` builds the programs and then runs it.
+// Image writes the container images of Penstock on Kubernetes, without a container engine: penstock-operator, penstock-agent,
+// penstock-guests, and penstock, which is the node. `make -C cluster images` builds the programs and then runs it.
 //
 // An image is a file that `podman load`, `docker load`, `ctr images import` and `crane push` read. It has one layer, with the
 // program and the shared libraries that it needs, as this machine has them. The same files give the same bytes.
@@ -25,7 +25,7 @@ func main() {
 func run() error {
 	out := flag.String("o", "", "folder for the images")
 	tag := flag.String("tag", "latest", "tag of the images")
-	programs := flag.String("programs", "../bin/cluster", "folder with penstock-operator and penstock-agent")
+	programs := flag.String("programs", "../bin/cluster", "folder with penstock-operator, penstock-agent and penstock-guests")
 	node := flag.String("node", "../bin", "folder with penstock and lib/, as `make build` fills it")
 	flag.Parse()
 	if *out == "" {
@@ -53,6 +53,11 @@ func run() error {
 		program := "/usr/bin/" + name
 		images = append(images, Image{Name: name, Program: program, Files: map[string]string{program: filepath.Join(*programs, name)}})
 	}
+	const guests = "/usr/bin/penstock-guests"
+	images = append(images, Image{Name: "penstock-guests", Program: guests, Files: map[string]string{
+		guests:                        filepath.Join(*programs, "penstock-guests"),
+		home + "libpenstock-yield.so": filepath.Join(*node, "lib", "libpenstock-yield.so"),
+	}})
 	for _, image := range images {
 		image.Created, image.Architecture = created, runtime.GOARCH
 		file := filepath.Join(*out, image.Name+".tar")
