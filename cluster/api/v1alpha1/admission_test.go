@@ -319,12 +319,15 @@ node:
 	}
 }
 
-// TestPage admits the objects in docs/kubernetes.md.
+// TestPage admits the objects of this package in docs/kubernetes.md.
 func TestPage(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/kubernetes.md")
 	ok(t, err)
 	plurals := map[string]string{"Fleet": "fleets", "Function": "functions"}
 	for _, block := range regexp.MustCompile("(?ms)^ *```yaml\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {
+		if !strings.Contains(block[1], "apiVersion: "+GroupVersion.String()) {
+			continue
+		}
 		object := parse(t, block[1])
 		kind, _ := object["kind"].(string)
 		plural, found := plurals[kind]
