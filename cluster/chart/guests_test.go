@@ -105,7 +105,7 @@ func TestGuests(t *testing.T) {
 	ok(t, err)
 
 	dir := t.TempDir()
-	volume := filepath.Join(dir, "pods", string(functions.UID), "volumes", "kubernetes.io~empty-dir", v1alpha1.RuntimeVolume, v1alpha1.NodeFolder)
+	volume := filepath.Join(dir, "pods", string(functions.UID), "volumes", "kubernetes.io~empty-dir", v1alpha1.RuntimeVolume, v1alpha1.PrivateFolder, v1alpha1.NodeFolder)
 	ok(t, os.MkdirAll(volume, 0o755))
 	ok(t, os.WriteFile(filepath.Join(volume, "gpu-busy"), make([]byte, 4096), 0o644))
 	ok(t, os.MkdirAll(filepath.Join(dir, "plugins_registry"), 0o755))
