@@ -31,9 +31,9 @@ const (
 
 	configAnnotation = "penstock.io/node.yaml"
 	runtimeFolder    = "/run/penstock"
-	configFolder  = "/etc/penstock"
-	modelsFolder  = "/models"
-	tokenFolder   = "/var/run/secrets/kubernetes.io/serviceaccount"
+	configFolder     = "/etc/penstock"
+	modelsFolder     = "/models"
+	tokenFolder      = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
 
 // nodeConfig is the configuration of each node. The agent adds the functions. There is no gateway, because clients use the
