@@ -56,7 +56,8 @@ func Scheme() *runtime.Scheme {
 const (
 	byFleet    = "fleet"
 	byFunction = "function" // NAMESPACE/NAME
-	byPool     = "pool"     // DRIVER/POOL
+	byPool     = "pool"     // DRIVER/POOL of slices and claims
+	byPoolName = "poolname" // POOL of GPUPlans: their Fleet has the driver
 	byGPUPlan  = "gpuplan"  // that owns the object
 )
 
@@ -68,7 +69,7 @@ var indexes = []struct {
 }{
 	{&v1alpha1.GPUPlan{}, byFleet, func(o client.Object) []string { return []string{o.(*v1alpha1.GPUPlan).Spec.Fleet} }},
 	{&v1alpha1.GPUPlan{}, byFunction, func(o client.Object) []string { return functionsOf(o.(*v1alpha1.GPUPlan)) }},
-	{&v1alpha1.GPUPlan{}, byPool, func(o client.Object) []string { return []string{o.(*v1alpha1.GPUPlan).Spec.Pool} }},
+	{&v1alpha1.GPUPlan{}, byPoolName, func(o client.Object) []string { return []string{o.(*v1alpha1.GPUPlan).Spec.Pool} }},
 	{&v1alpha1.PlanChange{}, byFleet, func(o client.Object) []string { return []string{o.(*v1alpha1.PlanChange).Spec.Fleet} }},
 	{&resourceapi.ResourceSlice{}, byPool, func(o client.Object) []string {
 		s := o.(*resourceapi.ResourceSlice).Spec

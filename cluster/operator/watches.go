@@ -63,11 +63,11 @@ func plansOfPool(r client.Reader) handler.MapFunc {
 	return func(ctx context.Context, o client.Object) (all []reconcile.Request) {
 		switch o := o.(type) {
 		case *resourceapi.ResourceSlice:
-			return plans(ctx, r, client.MatchingFields{byPool: o.Spec.Pool.Name})
+			return plans(ctx, r, client.MatchingFields{byPoolName: o.Spec.Pool.Name})
 		case *resourceapi.ResourceClaim:
 			if o.Status.Allocation != nil {
 				for _, result := range o.Status.Allocation.Devices.Results {
-					all = append(all, plans(ctx, r, client.MatchingFields{byPool: result.Pool})...)
+					all = append(all, plans(ctx, r, client.MatchingFields{byPoolName: result.Pool})...)
 				}
 			}
 		}
