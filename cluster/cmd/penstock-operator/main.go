@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/go-logr/zerologr"
 	"github.com/rs/zerolog"
@@ -79,11 +80,16 @@ func run() error {
 		return fmt.Errorf("find the API server: %w", err)
 	}
 	api.QPS = -1 // the API server is fair to its clients by itself
+	// If the node of the operator that works is cut off, another one takes over in time to plan around that node, too.
+	lease, renew, retry := 5*time.Second, 3*time.Second, time.Second
 	m, err := manager.New(api, manager.Options{
 		Scheme:                        operator.Scheme(),
 		LeaderElection:                *elect,
 		LeaderElectionID:              "penstock-operator",
 		LeaderElectionNamespace:       o.Namespace,
+		LeaseDuration:                 &lease,
+		RenewDeadline:                 &renew,
+		RetryPeriod:                   &retry,
 		LeaderElectionReleaseOnCancel: true, // this program ends with its manager
 		Metrics:                       server.Options{BindAddress: *pages},
 		HealthProbeBindAddress:        *health,
