@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,16 +52,59 @@ const namespace = "penstock-system"
 // A cluster is an API server with the chart's objects, agents, and programs of the operator.
 type cluster struct {
 	*kubetest.Cluster
+	t         *testing.T    // whose end ends the operators
 	api       client.Client // the administrator's
 	agents    *agents
-	operators []*kubetest.Process
+	operators []*container
+	threads   sync.WaitGroup // that supervise operators
 	program   string
+}
+
+// A container is a program of the operator, which is started again whenever it ends, as a kubelet does.
+type container struct {
+	log  string
+	down atomic.Bool // it stays down when it has ended
+	kill chan struct{}
+}
+
+// The pause before a program starts again doubles each time. The first time there is none.
+const (
+	firstPause = 10 * time.Second
+	maxPause   = 5 * time.Minute
+)
+
+// supervise owns the program until ctx ends.
+func (c *container) supervise(ctx context.Context, p *kubetest.Process, failed func(error)) {
+	var pause time.Duration
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.kill:
+			p.Kill()
+			continue
+		case <-time.After(50 * time.Millisecond):
+		}
+		if !p.Ended() || c.down.Load() {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		if err := p.Start(); err != nil {
+			failed(err)
+			return
+		}
+		pause = min(max(firstPause, 2*pause), maxPause)
+	}
 }
 
 // start starts a cluster without nodes. reviews may be nil.
 func start(t *testing.T, reviews func(authorizationv1.SubjectAccessReviewSpec)) *cluster {
 	t.Helper()
-	c := &cluster{program: filepath.Join(t.TempDir(), "penstock-operator")}
+	c := &cluster{t: t, program: filepath.Join(t.TempDir(), "penstock-operator")}
 	build := exec.Command("go", "build", "-o", c.program, "../cmd/penstock-operator")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the operator: %v\n%s", err, out)
@@ -79,11 +124,12 @@ func start(t *testing.T, reviews func(authorizationv1.SubjectAccessReviewSpec)) 
 	c.api = api
 	c.agents = serveAgents(t, c.Admin())
 	t.Cleanup(func() {
+		c.threads.Wait()
 		for _, p := range c.operators {
 			if t.Failed() {
-				log := must.Get(os.ReadFile(p.Log()))(t)
+				log := must.Get(os.ReadFile(p.log))(t)
 				lines := strings.Split(strings.TrimSpace(string(log)), "\n")
-				t.Logf("the end of %s:\n%s", filepath.Base(p.Log()), strings.Join(lines[max(0, len(lines)-30):], "\n"))
+				t.Logf("the end of %s:\n%s", filepath.Base(p.log), strings.Join(lines[max(0, len(lines)-30):], "\n"))
 			}
 		}
 	})
@@ -118,8 +164,9 @@ func installation(t *testing.T) string {
 	return path
 }
 
-// runOperator starts an operator with the rights of the chart.
-func (c *cluster) runOperator(t *testing.T, env []string, flags ...string) *kubetest.Process {
+// runOperator starts an operator with the rights of the chart. It runs until the test of the cluster ends.
+func (c *cluster) runOperator(env []string, flags ...string) {
+	t := c.t
 	t.Helper()
 	config, err := c.ServiceAccount(namespace, "penstock-operator")
 	must.OK(t, err)
@@ -129,18 +176,9 @@ func (c *cluster) runOperator(t *testing.T, env []string, flags ...string) *kube
 		"--health-address", "0"}, flags...)
 	p, err := c.Run(fmt.Sprintf("operator-%d", len(c.operators)+1), env, command...)
 	must.OK(t, err)
-	c.operators = append(c.operators, p)
-	return p
-}
-
-// restart starts operators that have ended, as a kubelet does.
-func (c *cluster) restart(t *testing.T) {
-	t.Helper()
-	for _, p := range c.operators {
-		if p.Ended() {
-			must.OK(t, p.Start())
-		}
-	}
+	one := &container{log: p.Log(), kill: make(chan struct{})}
+	c.operators = append(c.operators, one)
+	c.threads.Go(func() { one.supervise(t.Context(), p, func(err error) { t.Error(err) }) })
 }
 
 // await polls until nothing is wrong any more.

@@ -92,7 +92,7 @@ func (l *life) start(t *testing.T) {
 	l.agents.set(func() { l.agents.rates["plates"] = 80 })
 	l.add(t, testFleet("penstock"), testProfile(t, "resnet50"),
 		testFunction("shop/faces", 5001, "300"), testFunction("shop/plates", 5002, "100", "3000"), testFunction("lab/scan", 5001, "200"))
-	l.runOperator(t, []string{streamLists + "=true"}, "--metrics-address", "0")
+	l.runOperator([]string{streamLists + "=true"}, "--metrics-address", "0")
 	s := l.serving(t, all...)
 
 	// The Service has exactly the pods that serve.
@@ -404,7 +404,7 @@ func (l *life) leader(t *testing.T) string {
 func (l *life) operatorKilled(t *testing.T) {
 	first := l.leader(t)
 	// The second operator reads lists in pages, as it does from API servers that do not stream them.
-	l.runOperator(t, []string{streamLists + "=false"}, "--metrics-address", "0")
+	l.runOperator([]string{streamLists + "=false"}, "--metrics-address", "0")
 	l.undisturbed(t, "shop/faces", func() {
 		before := len(l.state(t).changes.Items)
 		l.setRate(t, "shop/faces", "1200")
@@ -414,7 +414,9 @@ func (l *life) operatorKilled(t *testing.T) {
 			}
 			return ""
 		})
-		l.operators[0].Kill()
+		l.operators[0].down.Store(true)
+		defer l.operators[0].down.Store(false)
+		l.operators[0].kill <- struct{}{}
 		await(t, "another leader", func() string {
 			if now := l.leader(t); now == first || now == "" {
 				return "the leader is " + now
@@ -422,10 +424,9 @@ func (l *life) operatorKilled(t *testing.T) {
 			return ""
 		})
 	})
-	l.cluster.restart(t)
 }
 
-// serverStopped stops the API server. Afterwards all is as it was, and changes are made.
+// serverStopped stops the API server for longer than operators keep their lease. Afterwards all is as it was, and changes are made.
 func (l *life) serverStopped(t *testing.T) {
 	period := time.Minute
 	if testing.Short() {
@@ -438,8 +439,6 @@ func (l *life) serverStopped(t *testing.T) {
 		must.OK(t, server.Start())
 		must.OK(t, l.AwaitServer(t.Context()))
 	})
-	// An operator that could not keep its lease has ended.
-	l.cluster.restart(t)
 	l.undisturbed(t, "shop/faces", func() { l.setRate(t, "shop/faces", "300") })
 }
 
