@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
@@ -79,6 +80,8 @@ type Objects struct {
 	Taints []*resourceapi.DeviceTaintRule
 	// Plans are all GPUPlans, of other fleets, too.
 	Plans []*v1alpha1.GPUPlan
+	// Cut has the names of nodes on which no pod answers.
+	Cut sets.Set[string]
 	// Silent has the names of GPUPlans none of whose pods answers.
 	Silent map[string]bool
 }
@@ -156,6 +159,9 @@ func (o *Objects) GPUs(f *v1alpha1.Fleet) Fleet {
 	for _, g := range found {
 		if n := nodes[g.Node]; n != nil {
 			nodeHealth(n).apply(g)
+		}
+		if o.Cut.Has(g.Node) {
+			health{Lost, "its node does not answer"}.apply(g)
 		}
 		if o.Silent[g.Name()] {
 			health{Lost, "its pods do not answer"}.apply(g)

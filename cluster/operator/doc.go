@@ -14,6 +14,9 @@
 // The planning controller writes the status of Functions, Fleets and Profiles. The change controller writes the spec of
 // GPUPlans and the status of PlanChanges. The GPU controller writes the status of GPUPlans. Thus controllers never disagree.
 //
+// The labels that put pods into Services have two writers. The GPU controller writes them while the pod's node answers, and
+// Silence (silence.go) takes them away while it does not.
+//
 // # Who owns what
 //
 // Each object that the operator makes has an owner reference, so that the garbage collector deletes it with its owner:

@@ -35,6 +35,7 @@ const (
 type GPUs struct {
 	client.Client
 	Agents     Agents
+	Silence    *Silence
 	AgentImage string
 	Now        func() time.Time
 }
@@ -233,7 +234,7 @@ func (r *GPUs) start(ctx context.Context, g *gpu, w workload, c *resourceapi.Res
 // label puts a pod into the Services of the functions that it serves, and takes it out of those of functions that drain.
 //
 // A pod that is not ready keeps its labels, because Kubernetes sends it no requests. A pod that drains loses them and stays
-// ready: kube-proxy then sends new flows elsewhere, and lets the old ones be.
+// ready: kube-proxy then sends new flows elsewhere, and lets the old ones be. Those on a silent node get none ([Silence]).
 func (r *GPUs) label(ctx context.Context, w workload, pod *corev1.Pod, status v1alpha1.GPUPlanStatus) error {
 	if pod == nil {
 		return nil
@@ -244,8 +245,10 @@ func (r *GPUs) label(ctx context.Context, w workload, pod *corev1.Pod, status v1
 		function, ok := strings.CutPrefix(label, v1alpha1.ServingPrefix)
 		return ok && !open[function]
 	})
-	for function := range serves {
-		changed.Labels[v1alpha1.ServingLabel(function)] = v1alpha1.Serving
+	if !r.Silence.Silent().Has(pod.Spec.NodeName) {
+		for function := range serves {
+			changed.Labels[v1alpha1.ServingLabel(function)] = v1alpha1.Serving
+		}
 	}
 	if maps.Equal(pod.Labels, changed.Labels) {
 		return nil

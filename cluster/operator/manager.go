@@ -18,10 +18,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
 )
@@ -117,6 +119,15 @@ func Add(ctx context.Context, m manager.Manager, o Options) error {
 	onSpec := builder.WithPredicates(predicate.GenerationChangedPredicate{})
 
 	agents := NewHTTPAgents(AgentPort)
+	silence := &Silence{Client: c, Agents: agents, Now: time.Now}
+	if err := m.Add(silence); err != nil {
+		return err
+	}
+	onSilence := func(h handler.EventHandler) source.Source {
+		changed := make(chan event.GenericEvent, 1)
+		silence.Changed = append(silence.Changed, changed)
+		return source.Channel(changed, h)
+	}
 	everything := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{request("all")} })
 	if err := builder.ControllerManagedBy(m).Named("planning").
 		Watches(&v1alpha1.Fleet{}, everything, onSpec).
@@ -128,11 +139,12 @@ func Add(ctx context.Context, m manager.Manager, o Options) error {
 		Watches(&resourceapi.ResourceSlice{}, everything, onSpec).
 		Watches(&resourceapi.ResourceClaim{}, everything, builder.WithPredicates(foreign)).
 		Watches(&resourceapi.DeviceTaintRule{}, everything, onSpec).
-		Complete(&Planning{Client: c, Agents: agents, Now: time.Now}); err != nil {
+		WatchesRawSource(onSilence(everything)).
+		Complete(&Planning{Client: c, Agents: agents, Silence: silence, Now: time.Now}); err != nil {
 		return err
 	}
 
-	gpus := &GPUs{Client: c, Agents: agents, AgentImage: o.AgentImage, Now: time.Now}
+	gpus := &GPUs{Client: c, Agents: agents, Silence: silence, AgentImage: o.AgentImage, Now: time.Now}
 	if err := builder.ControllerManagedBy(m).Named("gpu").
 		For(&v1alpha1.GPUPlan{}).
 		Owns(&resourceapi.ResourceClaim{}).
@@ -141,6 +153,7 @@ func Add(ctx context.Context, m manager.Manager, o Options) error {
 		Watches(&v1alpha1.Fleet{}, handler.EnqueueRequestsFromMapFunc(plansOfFleet(c)), onSpec).
 		Watches(&resourceapi.ResourceSlice{}, handler.EnqueueRequestsFromMapFunc(plansOfPool(c)), onSpec).
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(plansOfPool(c)), builder.WithPredicates(foreign)).
+		WatchesRawSource(onSilence(handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request { return plans(ctx, c) }))).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 16}).
 		Complete(gpus); err != nil {
 		return err

@@ -41,8 +41,9 @@ const (
 // Planning is the planning controller. One reconcile plans all fleets, because a Function belongs to one of them.
 type Planning struct {
 	client.Client
-	Agents Agents
-	Now    func() time.Time
+	Agents  Agents
+	Silence *Silence
+	Now     func() time.Time
 
 	rates  *fleet.Rates
 	readAt time.Time                      // when pages are read next
@@ -75,6 +76,7 @@ type clusterState struct {
 	slices    resourceapi.ResourceSliceList
 	claims    resourceapi.ResourceClaimList
 	taints    resourceapi.DeviceTaintRuleList
+	cut       sets.Set[string] // silent nodes
 }
 
 // Reconcile reads rates, plans each fleet, and writes the changes and what people want to know.
@@ -89,15 +91,16 @@ func (r *Planning) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 		r.rates, r.last = fleet.NewRates(), map[string]planned{}
 	}
 	now := r.Now()
+	c.cut = r.Silence.Silent()
 	if !now.Before(r.readAt) {
-		pods := r.read(ctx, c.plans.Items)
+		pods := r.read(ctx, &c)
 		r.readAt = now.Add(min(max(minPages, time.Duration(pods)*time.Second/perSecond), maxPages))
 	}
 	r.forget(&c)
 
 	known, failed := r.profiles(ctx, &c)
 	objects := fleet.Objects{Fleets: pointers(c.fleets.Items), Nodes: pointers(c.nodes.Items), Slices: pointers(c.slices.Items),
-		Claims: pointers(c.claims.Items), Taints: pointers(c.taints.Items), Plans: pointers(c.plans.Items), Silent: r.silentPlans(c.plans.Items)}
+		Claims: pointers(c.claims.Items), Taints: pointers(c.taints.Items), Plans: pointers(c.plans.Items), Cut: c.cut, Silent: r.silentPlans(c.plans.Items)}
 	for i := range c.fleets.Items {
 		if f := &c.fleets.Items[i]; f.DeletionTimestamp == nil {
 			failed = append(failed, r.plan(ctx, f, &c, &objects, known))
@@ -134,11 +137,14 @@ func pointers[T any](items []T) []*T {
 	return all
 }
 
-// read reads the pages of all pods that serve, and returns their number.
-func (r *Planning) read(ctx context.Context, plans []v1alpha1.GPUPlan) (pods int) {
+// read reads the pages of all pods that serve, and returns their number. Silent nodes are not asked.
+func (r *Planning) read(ctx context.Context, c *clusterState) (pods int) {
 	addresses := map[types.NamespacedName]string{}
-	for i := range plans {
-		for _, m := range membersOf(&plans[i]) {
+	for i := range c.plans.Items {
+		if c.cut.Has(c.plans.Items[i].Spec.Node) {
+			continue
+		}
+		for _, m := range membersOf(&c.plans.Items[i]) {
 			if m.status.Ready && m.status.Address != "" {
 				addresses[types.NamespacedName{Namespace: m.segment.Namespace, Name: m.status.Pod}] = m.status.Address
 			}
@@ -314,7 +320,7 @@ func (r *Planning) state(f *v1alpha1.Fleet, c *clusterState, o *fleet.Objects, k
 		}
 		s.Plans = append(s.Plans, &v1alpha1.GPUPlan{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Spec: p.Spec})
 		for _, m := range membersOf(p) {
-			if r.silent.Has(types.NamespacedName{Namespace: m.segment.Namespace, Name: m.status.Pod}) {
+			if c.cut.Has(p.Spec.Node) || r.silent.Has(types.NamespacedName{Namespace: m.segment.Namespace, Name: m.status.Pod}) {
 				s.Dead[m.segment.Name] = true
 			}
 		}

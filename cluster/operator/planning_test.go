@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
@@ -52,7 +53,7 @@ func newPlannedWorld(t *testing.T, functions ...*v1alpha1.Function) *plannedWorl
 
 // restart starts another operator, which remembers nothing.
 func (w *plannedWorld) restart() {
-	w.planning = &Planning{Client: w.client(), Agents: w.agents, Now: func() time.Time { return w.now }}
+	w.planning = &Planning{Client: w.client(), Agents: w.agents, Silence: w.silence, Now: func() time.Time { return w.now }}
 }
 
 // run lets seconds pass.
@@ -225,6 +226,14 @@ func TestPlanningFailures(t *testing.T) {
 		w.run(20)
 		serving(w, lost)
 	})
+	t.Run("node silent", func(t *testing.T) {
+		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
+		w.run(40)
+		lost := node(w)
+		w.silence.silent = sets.New(lost)
+		w.run(10) // failures do not wait for the min time between changes
+		serving(w, lost)
+	})
 	t.Run("cordoned", func(t *testing.T) {
 		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
 		w.run(40)
@@ -295,7 +304,7 @@ func BenchmarkProfiles50(b *testing.B) {
 	for i := range 10_000 {
 		c.functions.Items = append(c.functions.Items, v1alpha1.Function{Spec: v1alpha1.FunctionSpec{Model: fmt.Sprintf("m%d", i%50)}})
 	}
-	r := &Planning{Client: w.client()}
+	r := &Planning{Client: w.client(), Silence: &Silence{}}
 	for range 3 { // the first times write finalizers and conditions
 		w.must(w.api.List(b.Context(), &c.profiles))
 		r.profiles(b.Context(), &c)

@@ -15,8 +15,12 @@ import (
 
 // ready reports whether Kubernetes sends requests to a pod.
 func ready(p *corev1.Pod) bool {
-	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	return p.DeletionTimestamp == nil && hasCondition(p, corev1.PodReady)
+}
+
+func hasCondition(p *corev1.Pod, name corev1.PodConditionType) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == name && c.Status == corev1.ConditionTrue
 	})
 }
 

@@ -75,9 +75,9 @@ func plansOfPool(r client.Reader) handler.MapFunc {
 	}
 }
 
-func plans(ctx context.Context, r client.Reader, which client.MatchingFields) []reconcile.Request {
+func plans(ctx context.Context, r client.Reader, which ...client.ListOption) []reconcile.Request {
 	var list v1alpha1.GPUPlanList
-	if err := r.List(ctx, &list, which, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.List(ctx, &list, append(which, client.UnsafeDisableDeepCopy)...); err != nil {
 		log.FromContext(ctx).Error(err, "list GPUPlans")
 	}
 	var all []reconcile.Request

@@ -45,6 +45,7 @@ type world struct {
 	now   time.Time
 
 	agents  *agents
+	silence *Silence
 	unready map[string]bool // pods that never get ready, by name
 
 	writes  []string       // of the operator, such as "create Pod a/f-1"
@@ -62,6 +63,7 @@ func newWorld(t testing.TB, objects ...client.Object) *world {
 	w := &world{
 		t:       t,
 		now:     time.Date(2026, 11, 29, 20, 0, 0, 0, time.UTC),
+		silence: &Silence{},
 		unready: map[string]bool{},
 		created: map[string]int{},
 	}
@@ -221,7 +223,7 @@ func (w *world) operator() []runner {
 	return []runner{
 		{&Fleets{Client: c, Namespace: "penstock-system"}, &v1alpha1.FleetList{}},
 		{&Changes{c, w.api, now}, &v1alpha1.FleetList{}},
-		{&GPUs{c, w.agents, "agent:1", now}, &v1alpha1.GPUPlanList{}},
+		{&GPUs{c, w.agents, w.silence, "agent:1", now}, &v1alpha1.GPUPlanList{}},
 		{&Functions{c, events.NewFakeRecorder(100)}, &v1alpha1.FunctionList{}},
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -93,6 +94,7 @@ func run() error {
 		LeaderElectionReleaseOnCancel: true, // this program ends with its manager
 		Metrics:                       server.Options{BindAddress: *pages},
 		HealthProbeBindAddress:        *health,
+		Controller:                    ctrlconfig.Controller{EnableWarmup: new(true)}, // its cache is full when it takes over
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject:         map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: operator.OurPods}},
