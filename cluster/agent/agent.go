@@ -45,7 +45,8 @@ type Pod struct {
 // Agent is a running agent. Its pages may be used by any goroutine.
 type Agent struct {
 	Options
-	node *node
+	node    *node
+	drained chan struct{} // closed when the pod ends and its segments have drained
 
 	mu       sync.Mutex
 	segments map[string]segmentState // guarded by mu, by name; replaced, never changed
@@ -65,7 +66,7 @@ const noPlan = "the agent has no plan yet"
 
 // New returns an agent. Run makes it work.
 func New(o Options) *Agent {
-	return &Agent{Options: o, node: newNode(o.Dir, o.Log), problem: noPlan}
+	return &Agent{Options: o, node: newNode(o.Dir, o.Log), drained: make(chan struct{}), problem: noPlan}
 }
 
 // The intervals at which the agent looks at its node: busyEvery while something changes or drains.
@@ -74,8 +75,8 @@ const (
 	busyEvery = 200 * time.Millisecond
 )
 
-// Run follows plans until ctx ends. Then the segments drain, and Run returns when the node has ended: what ends the pod
-// ends the node, too.
+// Run follows plans until ctx ends. Then the segments drain, and Run returns when the node has ended. The kubelet stops the
+// node when EndPath answers.
 func (a *Agent) Run(ctx context.Context, plans <-chan Plan) error {
 	orders, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer a.node.threads.Wait()
@@ -83,7 +84,7 @@ func (a *Agent) Run(ctx context.Context, plans <-chan Plan) error {
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	var plan Plan
-	ends := ctx.Done()
+	ends, drained := ctx.Done(), false
 	for {
 		select {
 		case plan = <-plans:
@@ -95,8 +96,14 @@ func (a *Agent) Run(ctx context.Context, plans <-chan Plan) error {
 			a.Log.Info().Msg("pod ends; its functions send their clients to other nodes")
 		}
 		reached, busy := a.look(orders, plan, ends == nil)
-		if ends == nil && !reached {
+		switch {
+		case ends != nil:
+		case !reached:
 			return nil
+		case !drained && a.allDrained():
+			drained = true
+			close(a.drained)
+			a.Log.Info().Msg("all segments have drained")
 		}
 		if busy {
 			tick.Reset(busyEvery)
@@ -124,6 +131,17 @@ func (a *Agent) look(ctx context.Context, plan Plan, ending bool) (reached, busy
 		busy = busy || s.message != ""
 	}
 	return err == nil, busy
+}
+
+// allDrained reports whether no segment has clients that may still send requests.
+func (a *Agent) allDrained() bool {
+	segments, _ := a.state()
+	for _, s := range segments {
+		if !s.drained {
+			return false
+		}
+	}
+	return true
 }
 
 func (a *Agent) publish(segments map[string]segmentState, problem string) {

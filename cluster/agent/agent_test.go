@@ -299,6 +299,42 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// The kubelet stops the node when the page answers: when all clients have left the pod that ends.
+func TestEndOfPod(t *testing.T) {
+	t.Parallel()
+	a, n := newPair(t)
+	a.plan(segmentOf("face-1", "face"), segmentOf("voice-2", "voice", share("20", 1), func(s *v1alpha1.Segment) { s.Port = 5002 }))
+	a.answers("/readyz?segment=face-1", 200, "ready")
+	a.answers("/readyz?segment=voice-2", 200, "ready")
+	n.set(func() { n.rates["voice"] = control.FunctionRate{Offered: 1, Waiting: 1} })
+	page := make(chan string)
+	go func() {
+		code, text := a.get(EndPath)
+		page <- fmt.Sprint(code, " ", text)
+	}()
+	silent := func(why string) {
+		t.Helper()
+		select {
+		case got := <-page:
+			t.Fatalf("the page answers %q although %s", got, why)
+		case <-time.After(5 * a.node.grace):
+		}
+	}
+	silent("the pod does not end")
+	a.end()
+	a.answers("/drained?segment=face-1", 200, "drained")
+	silent("a request waits")
+	n.set(func() { n.rates["voice"] = control.FunctionRate{Offered: 1} })
+	select {
+	case got := <-page:
+		if got != "200 drained" {
+			t.Errorf("the page answers %q", got)
+		}
+	case <-time.After(wait.Patience):
+		t.Error("the page does not answer")
+	}
+}
+
 // Without a change the agent sends nothing to its node.
 func TestSteady(t *testing.T) {
 	t.Parallel()

@@ -20,6 +20,8 @@ const (
 	ReadyPath = "/readyz"
 	// DrainedPath with `?segment=NAME` answers 200 if the clients of a segment have left, else 503 with the reason.
 	DrainedPath = "/drained"
+	// EndPath answers when the pod ends and the clients of all its segments have left. The kubelet stops the node then.
+	EndPath = "/end"
 )
 
 // ratesPatience is shorter than the time after which the operator gives up.
@@ -48,6 +50,14 @@ func (a *Agent) Pages() http.Handler {
 	})
 	mux.HandleFunc("GET "+DrainedPath, func(w http.ResponseWriter, r *http.Request) {
 		answer(w, "drained", a.about(r.URL.Query().Get("segment"), func(s segmentState) bool { return s.drained }))
+	})
+	mux.HandleFunc("GET "+EndPath, func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // the answer takes longer than others may
+		select {
+		case <-a.drained:
+			answer(w, "drained", "")
+		case <-r.Context().Done():
+		}
 	})
 	return mux
 }

@@ -25,6 +25,8 @@ const (
 	AgentName = "penstock-agent"
 	// AgentPort is the TCP port of an agent's page.
 	AgentPort = 9651
+	// endPage is the agent's page that answers when a pod that ends has no clients any more.
+	endPage = "/end"
 
 	nodePort = 9650 // the node's metrics and state
 	user     = 65532
@@ -150,7 +152,7 @@ func pod(meta metav1.ObjectMeta, fleet *v1alpha1.Fleet, plan *v1alpha1.GPUPlan, 
 		ServiceAccountName:            AgentName,
 		AutomountServiceAccountToken:  new(false), // only the agent gets one
 		EnableServiceLinks:            new(false),
-		TerminationGracePeriodSeconds: new(int64(30)), // above the node's drain_timeout
+		TerminationGracePeriodSeconds: new(int64(75)), // a minute for clients that do not leave, and the node's drain_timeout
 		SecurityContext: &corev1.PodSecurityContext{
 			RunAsNonRoot:   new(true),
 			RunAsUser:      new(int64(user)),
@@ -214,6 +216,10 @@ func nodeContainer(fleet *v1alpha1.Fleet) corev1.Container {
 			{Name: v1alpha1.RuntimeVolume, MountPath: runtimeFolder, SubPath: v1alpha1.PrivateFolder},
 			{Name: "tmp", MountPath: "/tmp"},
 		},
+		// From SIGTERM on, a node refuses new requests. So its clients leave first.
+		Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{
+			HTTPGet: &corev1.HTTPGetAction{Path: endPage, Port: intstr.FromInt32(AgentPort)},
+		}},
 		SecurityContext: confined(),
 	}
 	c.Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/penstock/penstock/cluster/agent"
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
 )
 
@@ -24,6 +25,19 @@ func TestModelVolume(t *testing.T) {
 	mounted := func(m corev1.VolumeMount) bool { return m.MountPath == modelsFolder && m.ReadOnly }
 	if slices.Contains(node.Args, "--models") || !slices.ContainsFunc(node.VolumeMounts, mounted) {
 		t.Errorf("the node has arguments %q and mounts %+v", node.Args, node.VolumeMounts)
+	}
+}
+
+// The kubelet asks the agent before it stops the node.
+func TestPreStop(t *testing.T) {
+	p := &v1alpha1.GPUPlan{}
+	p.Spec.Segments = []v1alpha1.Segment{{Name: "a-1", Namespace: "shop", Function: "a"}}
+	pod := desired(testFleet(), p, "agent")[0].Pod.Spec
+	if hook := pod.Containers[0].Lifecycle.PreStop.HTTPGet; hook.Path != agent.EndPath || hook.Port.IntValue() != int(pod.Containers[1].Ports[0].ContainerPort) {
+		t.Errorf("before the node stops, the kubelet gets %+v", hook)
+	}
+	if pod.Containers[1].Lifecycle != nil {
+		t.Error("the agent does not get SIGTERM at once, so it does not know that the pod ends")
 	}
 }
 

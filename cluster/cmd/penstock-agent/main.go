@@ -32,7 +32,7 @@ func run(log zerolog.Logger) error {
 	o := agent.Options{Log: log}
 	plan := flag.String("gpuplan", "", "name of the GPUPlan")
 	flag.StringVar(&o.Dir, "runtime-dir", "/run/penstock", "runtime folder of the node, which both containers share")
-	listen := flag.String("listen", ":9651", "address of the pages /rates, /readyz and /drained")
+	listen := flag.String("listen", ":9651", "address of the pages /rates, /readyz, /drained and /end")
 	kubeconfig := flag.String("kubeconfig", "", "file that says where the API server is; the pod's service account if left out")
 	folder := flag.String("make-folder", "", "only make this folder, for the user of the pod")
 	flag.Parse()
