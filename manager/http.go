@@ -159,7 +159,7 @@ func ratesOf(s observe.Snapshot) any {
 	for i, f := range s.Functions {
 		n := &f.Stats.Requests
 		rates.Functions = append(rates.Functions, control.FunctionRate{
-			Name: s.Status.Functions[i].Name, Offered: n.Begun + n.Busy, Planned: f.Planned, Ready: f.Serving, Waiting: n.Gathering + n.InFlight,
+			Name: s.Status.Functions[i].Name, Offered: n.Offered(), Planned: f.Planned, Ready: f.Serving, Waiting: n.Gathering + n.InFlight,
 		})
 	}
 	return rates

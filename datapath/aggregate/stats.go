@@ -97,6 +97,9 @@ type Stats struct {
 	HeldBytes                                uint64
 }
 
+// Offered counts the requests that the model takes, also those turned away because there was no room.
+func (s *Stats) Offered() uint64 { return s.Begun + s.Busy }
+
 // Add adds the counters of another aggregator of the same function.
 func (s *Stats) Add(o *Stats) {
 	s.Datagrams += o.Datagrams

@@ -221,7 +221,7 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 		SLOMillis:       float64(f.slo) / float64(time.Millisecond),
 		BatchesInFlight: f.streams, Receivers: stats.Receivers,
 		Swaps: f.swaps.Count, SwapIdle: f.swaps.Idle(),
-		Accepted: stats.Accepted, Replied: stats.Replied,
+		Offered: stats.Requests.Offered(), Accepted: stats.Accepted, Replied: stats.Replied,
 		Failed: stats.Results[wire.StatusFailed], Lost: stats.Lost,
 		Hangs: f.hangs, HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
 		KernelDrops: stats.Source.KernelDrops, SheddingPercent: 100 * stats.Source.Shedding, HeldBytes: stats.Source.HeldBytes, InFlight: stats.InFlight,

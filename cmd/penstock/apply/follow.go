@@ -55,11 +55,11 @@ func (f *follower) step(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if f.rates.Planned != nil {
-		arrived := map[string]uint64{}
+		offered := map[string]uint64{}
 		for _, s := range status.Functions {
-			arrived[s.Name] = s.Accepted
+			offered[s.Name] = s.Offered
 		}
-		want := f.rates.Observe(now, arrived)
+		want := f.rates.Observe(now, offered)
 		if want == nil {
 			return nil
 		}

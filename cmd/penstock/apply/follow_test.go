@@ -53,8 +53,8 @@ func TestFollow(t *testing.T) {
 		t.Helper()
 		must.OK(t, f.step(context.Background(), now))
 		now = now.Add(10 * time.Second)
-		n.Accepted["resnet50"] += 10 * rps
-		n.Accepted["vgg19"] += 10 * 40
+		n.Offered["resnet50"] += 10 * rps
+		n.Offered["vgg19"] += 10 * 40
 	}
 	step(900)
 	first, other := processes(n, "resnet50"), n.Runs["vgg19"].Segments

@@ -25,14 +25,14 @@ type Node struct {
 	Refuse string
 	// File is the node's configuration.
 	File string
-	// Accepted counts the requests of functions.
-	Accepted map[string]uint64
-	mu       sync.Mutex
+	// Offered counts the requests of functions.
+	Offered map[string]uint64
+	mu      sync.Mutex
 }
 
 // NewNode returns a node without functions on a machine of A100s.
 func NewNode(t *testing.T, gpus int) *Node {
-	return &Node{Machine: A100s(t, gpus), Runs: map[string]control.FunctionPlacement{}, Accepted: map[string]uint64{}}
+	return &Node{Machine: A100s(t, gpus), Runs: map[string]control.FunctionPlacement{}, Offered: map[string]uint64{}}
 }
 
 // Status is the status of the node.
@@ -49,7 +49,7 @@ func (n *Node) Status() control.Status {
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.Runs)) {
 		placed := n.Runs[name]
-		f := control.FunctionStatus{Name: name, Model: placed.Model, SLOMillis: placed.SLO.Seconds() * 1000, Accepted: n.Accepted[name]}
+		f := control.FunctionStatus{Name: name, Model: placed.Model, SLOMillis: placed.SLO.Seconds() * 1000, Offered: n.Offered[name]}
 		for _, g := range placed.Segments {
 			for range g.Processes {
 				f.Instances = append(f.Instances, control.InstanceStatus{Device: g.Device, SharePercent: g.SharePercent, WholeDevice: g.SharePercent == 0})

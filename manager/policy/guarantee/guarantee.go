@@ -22,9 +22,9 @@ import (
 	"github.com/penstock/penstock/control/budget"
 )
 
-// guaranteed is the part of the device that is handed out. The rest covers what no
+// Guaranteed is the part of the device that is handed out. The rest covers what no
 // function is charged for: the data path, launches, switches between processes.
-const guaranteed = 0.9
+const Guaranteed = 0.9
 
 // hysteresis is by how much the need of a function that is kept may exceed what is left to it. The noise of a rate
 // would otherwise change which functions are kept.
@@ -201,12 +201,12 @@ type Action struct {
 // always has work, and would fill the queue of its level.
 func Decide(functions []Function) []Action {
 	actions := make([]Action, len(functions))
-	left := guaranteed
+	left := Guaranteed
 	var open []int
 	for i := range functions {
 		f, a := &functions[i], &actions[i]
 		a.Level = budget.LevelOf(f.Objective)
-		a.Need = guaranteed / float64(len(functions))
+		a.Need = Guaranteed / float64(len(functions))
 		if f.costKnown() {
 			a.Need = f.need()
 		}
@@ -244,7 +244,7 @@ func Decide(functions []Function) []Action {
 // the operator set stay as they are.
 func allow(functions []Function, actions []Action) {
 	within := func(i int) bool { return functions[i].SharePercent == 0 && actions[i].Kept }
-	needs, room, lowest := 0.0, guaranteed, budget.MaxLevel
+	needs, room, lowest := 0.0, Guaranteed, budget.MaxLevel
 	for i, a := range actions {
 		if within(i) {
 			needs += a.Need

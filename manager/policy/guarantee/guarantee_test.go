@@ -177,8 +177,8 @@ func TestDecideBounds(t *testing.T) {
 				t.Fatalf("action %+v", a)
 			}
 		}
-		if math.Abs(sum-guaranteed) > 1e-9 {
-			t.Fatalf("the guarantees add up to %v, want %v", sum, guaranteed)
+		if math.Abs(sum-Guaranteed) > 1e-9 {
+			t.Fatalf("the guarantees add up to %v, want %v", sum, Guaranteed)
 		}
 		for i, a := range actions {
 			if lacks := a.Guarantee < a.Need-1e-9; a.Kept == lacks {

@@ -13,6 +13,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/penstock/penstock/manager/policy/guarantee"
 )
 
 const (
@@ -21,8 +23,10 @@ const (
 	// Calm is how long an instance must be unnecessary.
 	Calm = time.Minute
 
-	// overloaded is in percent of a device's time. Needs of one instance beyond that are not known.
-	overloaded = 100
+	// overloaded is in percent of a device's time. With higher needs, some function has less than its need as a guarantee.
+	// Clients wait for credit while a device is saturated, so requests beyond what it can serve never arrive. The needs may
+	// therefore stay below 100.
+	overloaded = 100 * guarantee.Guaranteed
 	// spare is the need below which a device takes instances from others.
 	spare = 80
 	// gain is by how many percent of a device's time the highest need must fall.
@@ -93,7 +97,7 @@ func (p *Policy) Decide(now time.Duration, devices []Device, functions []Functio
 	}
 	devices = slices.SortedStableFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.NeedsPercent, b.NeedsPercent) })
 	for _, d := range devices {
-		if lasts(p.hot, d.Name, d.NeedsPercent >= overloaded, now) < Patience {
+		if lasts(p.hot, d.Name, d.NeedsPercent > overloaded, now) < Patience {
 			continue
 		}
 		if a, ok = relieve(d, devices, functions); ok {

@@ -39,7 +39,8 @@ func TestDecide(t *testing.T) {
 		others    [2]float64 // what b and c need besides
 		want      Action
 	}{
-		{"nothing is overloaded", []Function{on("f", 60), on("g", 39)}, [2]float64{}, Action{}},
+		{"nothing is overloaded", []Function{on("f", 60), on("g", 30)}, [2]float64{}, Action{}},
+		{"saturated", []Function{on("f", 87), on("g", 8)}, [2]float64{16, 16}, Action{Add, "f", 1, "b"}},
 		{"best balance", []Function{on("f", 70), on("g", 50)}, [2]float64{20, 90}, Action{Move, "g", 0, "b"}},
 		{"emptiest device", []Function{on("f", 70), on("g", 50)}, [2]float64{20, 10}, Action{Move, "g", 0, "c"}},
 		{"alone it grows", []Function{on("f", 120)}, [2]float64{20, 10}, Action{Add, "f", 1, "c"}},
@@ -92,7 +93,7 @@ func TestPatience(t *testing.T) {
 	for now := range 100 * time.Second / time.Second {
 		devices := []Device{{"a", 120}, {"b", 0}}
 		if now%9 == 8 {
-			devices[0].NeedsPercent = 99
+			devices[0].NeedsPercent = 89
 		}
 		if a, ok := p.Decide(now*time.Second, devices, f); ok {
 			t.Fatalf("%+v after %d s", a, now)
