@@ -27,6 +27,7 @@
 #   make cluster-tools  the programs of a test cluster (cluster/Makefile), once per version: 20 minutes
 #   make test-cluster   cluster-tools, then the tests of cluster/ on real Kubernetes nodes, as root
 #   make cluster-demo   cluster-tools, then Penstock on two nodes of a cluster on this machine, as root
+#   make bench-cluster  the operator on a cluster of 1,000 nodes that exist only as objects, as root; FLAGS are those of cluster/bench
 #
 # For a GPU server, which needs no Go (research/results/h200):
 #
@@ -73,7 +74,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean cluster-tools test-cluster cluster-demo build-dpdk test-dpdk test-devices gpu-kit test-gpu page-vendor
+.PHONY: build program man release library guest-libraries examples test test-all test-models test-release test-suites demo demo-camera check fuzz race nightly soak flaky ptx clean cluster-tools test-cluster cluster-demo bench-cluster build-dpdk test-dpdk test-devices gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -208,7 +209,7 @@ page-vendor:
 	dir=$$(mktemp -d) && cd $$dir && npm pack --silent $(UPLOT) && tar xf *.tgz && \
 	install -m 0644 package/dist/uPlot.esm.js package/dist/uPlot.min.css package/LICENSE $(CURDIR)/gateway/page/vendor/uplot/ && rm -rf $$dir
 
-cluster-tools test-cluster cluster-demo:
+cluster-tools test-cluster cluster-demo bench-cluster:
 	$(MAKE) --no-print-directory -C cluster $@
 
 clean:

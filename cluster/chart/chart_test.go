@@ -1,4 +1,3 @@
-// Package chart tests the Helm chart in this folder, with Helm's own code.
 package chart
 
 import (

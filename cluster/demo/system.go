@@ -15,10 +15,6 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"helm.sh/helm/v4/pkg/chart/common"
-	"helm.sh/helm/v4/pkg/chart/common/util"
-	"helm.sh/helm/v4/pkg/chart/v2/loader"
-	"helm.sh/helm/v4/pkg/engine"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -26,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
+	"github.com/penstock/penstock/cluster/chart"
 	"github.com/penstock/penstock/cluster/kubetest"
 	"github.com/penstock/penstock/cluster/operator"
 )
@@ -169,20 +166,10 @@ const upAfter = 3 * time.Second
 
 // render returns the objects of a chart.
 func render(folder string, values map[string]any) ([]byte, error) {
-	chart, err := loader.Load(folder)
+	files, err := chart.Render(folder, systemNamespace, values)
 	if err != nil {
-		return nil, fmt.Errorf("load chart: %w", err)
+		return nil, err
 	}
-	release := common.ReleaseOptions{Name: "penstock", Namespace: systemNamespace, Revision: 1, IsInstall: true}
-	all, err := util.ToRenderValues(chart, values, release, nil)
-	if err != nil {
-		return nil, fmt.Errorf("check values of chart: %w", err)
-	}
-	files, err := engine.Render(chart, all)
-	if err != nil {
-		return nil, fmt.Errorf("render chart: %w", err)
-	}
-
 	var objects bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if filepath.Ext(name) == ".yaml" && strings.TrimSpace(files[name]) != "" {

@@ -17,10 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"helm.sh/helm/v4/pkg/chart/common"
-	"helm.sh/helm/v4/pkg/chart/common/util"
-	"helm.sh/helm/v4/pkg/chart/v2/loader"
-	"helm.sh/helm/v4/pkg/engine"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -31,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
+	"github.com/penstock/penstock/cluster/chart"
 	"github.com/penstock/penstock/cluster/kubetest"
 	"github.com/penstock/penstock/cluster/operator"
 	"github.com/penstock/penstock/internal/testing/must"
@@ -139,19 +136,7 @@ func start(t *testing.T, reviews func(authorizationv1.SubjectAccessReviewSpec)) 
 // render returns what the chart's templates become, by their names.
 func render(t *testing.T) map[string]string {
 	t.Helper()
-	chart, err := loader.Load("../chart")
-	must.OK(t, err)
-	release := common.ReleaseOptions{Name: "penstock", Namespace: namespace, Revision: 1, IsInstall: true}
-	values, err := util.ToRenderValues(chart, nil, release, nil)
-	must.OK(t, err)
-	files, err := engine.Render(chart, values)
-	must.OK(t, err)
-
-	byName := map[string]string{}
-	for name, text := range files {
-		byName[filepath.Base(name)] = text
-	}
-	return byName
+	return must.Get(chart.Render("../chart", namespace, nil))(t)
 }
 
 // installation is a file with what the chart has, without the Deployment: the test runs the operator itself.

@@ -56,6 +56,7 @@ func run() error {
 	elect := flag.Bool("leader-elect", true, "wait until no other operator of the namespace runs")
 	pages := flag.String("metrics-address", ":8080", "address of /metrics; 0: none")
 	health := flag.String("health-address", ":8081", "address of /healthz and /readyz; 0: none")
+	profiles := flag.String("pprof-address", "0", "address of /debug/pprof, for profiles of this program; 0: none")
 	level := zerolog.InfoLevel
 	flag.TextVar(&level, "log-level", level, "debug, info, warn or error")
 	flag.Parse() // --kubeconfig is a flag of package config
@@ -95,6 +96,7 @@ func run() error {
 		Metrics:                       server.Options{BindAddress: *pages},
 		HealthProbeBindAddress:        *health,
 		Controller:                    ctrlconfig.Controller{EnableWarmup: new(true)}, // its cache is full when it takes over
+		PprofBindAddress:              *profiles,
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject:         map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: operator.OurPods}},
