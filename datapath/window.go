@@ -19,6 +19,9 @@ type Window struct {
 	// Busy is the time in which batches ran. It counts each batch once for all its requests, and
 	// the time of two batches in flight once.
 	Busy time.Duration
+	// Waited is the sum over Ran of the time from the complete request to the start of its batch, Running that from
+	// there to the end of the batch.
+	Waited, Running time.Duration
 
 	running span
 	// latencies are the last ones, from the complete request to the end of its batch; Answered
@@ -66,6 +69,13 @@ func (w *Window) Tail() time.Duration {
 	return w.latencies[int(tailQuantile*float64(n-1)+0.5)]
 }
 
+// Behind reports whether requests wait too long for others before them: those that ran took three quarters of the
+// objective on average, and a third of that was waiting. Clients then wait for credit, so the rate does not tell.
+func (w *Window) Behind(objective time.Duration) bool {
+	took := w.Waited + w.Running
+	return 4*took >= 3*time.Duration(w.Ran)*objective && 3*w.Waited >= took && w.Ran > 0
+}
+
 // Arrive counts a completed request.
 func (w *Window) Arrive(r shm.Request) {
 	w.Arrived++
@@ -84,6 +94,8 @@ func (w *Window) Answer(r shm.Request, result shm.Result, now int64, objective t
 		w.Ran++
 		busy = w.running.alone(result.Dispatched, result.Inferred) / time.Duration(max(1, result.Batch))
 		w.Busy += busy
+		w.Waited += time.Duration(result.Dispatched - r.Complete)
+		w.Running += time.Duration(result.Inferred - result.Dispatched)
 	case wire.StatusLate:
 		latency = max(latency, lateFactor*objective)
 	}

@@ -112,3 +112,34 @@ func TestWindowLate(t *testing.T) {
 		})
 	}
 }
+
+func TestBehind(t *testing.T) {
+	const objective = 24 * time.Millisecond
+	for _, c := range []struct {
+		name            string
+		waited, running time.Duration // per request
+		want            bool
+	}{
+		{"idle", 0, time.Millisecond, false},
+		{"full batches in time", 8 * time.Millisecond, 8 * time.Millisecond, false},
+		{"saturated", 15 * time.Millisecond, 4 * time.Millisecond, true},
+		{"saturated, large batches in flight", 8 * time.Millisecond, 16 * time.Millisecond, true},
+		{"one batch exceeds the objective", 10 * time.Millisecond, 40 * time.Millisecond, false},
+	} {
+		var w Window
+		for i := range int64(50) {
+			complete := i * int64(time.Millisecond)
+			r := shm.Request{FirstFragment: complete, Complete: complete}
+			w.Arrive(r)
+			if w.Behind(objective) {
+				t.Fatalf("%s: behind before anything ran", c.name)
+			}
+			w = w.next()
+			started := complete + int64(c.waited)
+			w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: started, Inferred: started + int64(c.running)}, started, objective)
+			if got := w.Behind(objective); got != c.want {
+				t.Fatalf("%s: behind %v, want %v", c.name, got, c.want)
+			}
+		}
+	}
+}

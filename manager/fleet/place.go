@@ -275,7 +275,7 @@ func (f *function) placement() placement.Function {
 			f.shrink()
 		}
 		p.Changing = p.Changing || in.leaving || in.joining() || in.moving()
-		p.Instances = append(p.Instances, placement.Instance{Device: d.Device.Name, NeedPercent: wholePercent * u.Need})
+		p.Instances = append(p.Instances, placement.Instance{Device: d.Device.Name, NeedPercent: wholePercent * u.Need, Behind: u.Behind})
 	}
 	return p
 }

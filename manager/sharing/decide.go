@@ -51,6 +51,7 @@ type member struct {
 	// fit and limit are from the last report: whether the share suits, and the max batch size.
 	fit       control.Fit
 	limit     float64
+	behind    bool // see datapath.Window.Behind
 	seen      map[uint32]*observation
 	measured  measurement
 	entitled  entitlement
@@ -300,6 +301,7 @@ func (d *Decider) measure() {
 		if w == nil {
 			continue
 		}
+		m.behind = w.Behind(d.within(m))
 		// A measurement must not cover two shares, a change of share, a share that is not the
 		// policy's, or only some of the batch sizes.
 		switch {

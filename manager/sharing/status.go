@@ -113,6 +113,7 @@ func (d *Decider) Members() int { return len(d.members) }
 type Use struct {
 	Guarantee, Need float64 // parts of the device's time
 	Infeasible      bool
+	Behind          bool          // datapath.Window.Behind
 	Cost            time.Duration // device time per request; 0: not known
 	// Guaranteed and Demoted are device time within the guarantee, and beyond it.
 	Guaranteed, Demoted time.Duration
@@ -125,5 +126,5 @@ func (d *Decider) Use(id gslice.ID) (u Use, ok bool) {
 		return u, false
 	}
 	e := &m.entitled
-	return Use{e.action.Guarantee, e.action.Need, e.action.Infeasible != "", d.costOf(m), e.spent.total - e.spent.demoted, e.spent.demoted}, true
+	return Use{e.action.Guarantee, e.action.Need, e.action.Infeasible != "", m.behind, d.costOf(m), e.spent.total - e.spent.demoted, e.spent.demoted}, true
 }

@@ -4,12 +4,15 @@
 //	a function needs less than its instances for Calm   ──> Remove the last one
 //
 // It is pure: its inputs are needs, its output is at most one action, so that the next decision sees what the action
-// brought. At constant rates it comes to rest. An action must make the highest need clearly smaller, and the cost of a
+// brought. At constant rates it comes to rest. A need says how much device time the requests cost that arrive. It is too
+// low while clients wait for credit, and if a process cannot use the device all the time. So an instance whose requests
+// wait too long needs all that the others leave. An action must make the highest need clearly smaller, and the cost of a
 // function on a device is known once it has run there. An instance is removed only if the others stay far from overload.
 package placement
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -24,9 +27,8 @@ const (
 	Calm = time.Minute
 
 	// overloaded is in percent of a device's time. With higher needs, some function has less than its need as a guarantee.
-	// Clients wait for credit while a device is saturated, so requests beyond what it can serve never arrive. The needs may
-	// therefore stay below 100.
-	overloaded = 100 * guarantee.Guaranteed
+	overloaded  = 100 * guarantee.Guaranteed
+	wholeDevice = 100
 	// spare is the need below which a device takes instances from others.
 	spare = 80
 	// gain is by how many percent of a device's time the highest need must fall.
@@ -45,6 +47,7 @@ type Device struct {
 type Instance struct {
 	Device      string
 	NeedPercent float64
+	Behind      bool // requests wait too long
 }
 
 // Function is a function of the node.
@@ -84,35 +87,91 @@ type Action struct {
 // nothing.
 type Policy struct {
 	hot, idle map[string]time.Duration
+	// underrated is by which factor the need of an instance was too low when its device was relieved.
+	underrated map[place]float64
 }
+
+// place is an instance of a function: no device has two.
+type place struct{ function, device string }
 
 // Decide returns the next action; ok is false if there is none. now is the time since any fixed moment.
 func (p *Policy) Decide(now time.Duration, devices []Device, functions []Function) (a Action, ok bool) {
 	if slices.ContainsFunc(functions, func(f Function) bool { return f.Changing }) {
-		*p = Policy{}
+		p.hot, p.idle = nil, nil
 		return a, false
 	}
 	if p.hot == nil {
 		p.hot, p.idle = map[string]time.Duration{}, map[string]time.Duration{}
 	}
+	devices, functions, factors := p.correct(devices, functions)
 	devices = slices.SortedStableFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.NeedsPercent, b.NeedsPercent) })
 	for _, d := range devices {
 		if lasts(p.hot, d.Name, d.NeedsPercent > overloaded, now) < Patience {
 			continue
 		}
 		if a, ok = relieve(d, devices, functions); ok {
-			*p = Policy{}
+			maps.DeleteFunc(factors, func(at place, _ float64) bool { return at.device != d.Name && p.underrated[at] == 0 })
+			*p = Policy{underrated: factors}
 			return a, true
 		}
 	}
 	for _, f := range functions {
 		if lasts(p.idle, f.Name, f.unnecessary(devices), now) >= Calm {
 			last := len(f.Instances) - 1
-			*p = Policy{}
+			p.hot, p.idle = nil, nil
 			return Action{Remove, f.Name, last, f.Instances[last].Device}, true
 		}
 	}
 	return a, false
+}
+
+// correct returns devices and functions with corrected needs, and by which factors they were too low. Instances that are
+// behind share what the others leave of their device. A factor that was found before holds until the needs on a device
+// exceed it, although no instance there is behind.
+func (p *Policy) correct(devices []Device, functions []Function) ([]Device, []Function, map[place]float64) {
+	functions, factors := slices.Clone(functions), map[place]float64{}
+	for i := range functions {
+		functions[i].Instances = slices.Clone(functions[i].Instances)
+	}
+	on := func(device string, do func(key place, in *Instance)) {
+		for _, f := range functions {
+			if n := f.on(device); n >= 0 {
+				do(place{f.Name, device}, &f.Instances[n])
+			}
+		}
+	}
+	devices = slices.Clone(devices)
+	for i := range devices {
+		d := &devices[i]
+		behind, others := 0.0, d.NeedsPercent
+		on(d.Name, func(key place, in *Instance) {
+			others -= in.NeedPercent
+			in.NeedPercent *= max(1, p.underrated[key])
+			if in.Behind {
+				behind += in.NeedPercent
+			} else {
+				others += in.NeedPercent
+			}
+		})
+		scale := 1.0
+		if behind > 0 {
+			scale = max(1, (wholeDevice-others)/behind)
+		}
+		on(d.Name, func(key place, in *Instance) {
+			factors[key] = max(1, p.underrated[key])
+			switch {
+			case in.Behind:
+				factors[key] *= scale
+				in.NeedPercent *= scale
+			case behind == 0 && others > wholeDevice:
+				in.NeedPercent /= factors[key]
+				delete(factors, key)
+				delete(p.underrated, key)
+			}
+		})
+		d.NeedsPercent = others + behind*scale
+	}
+	return devices, functions, factors
 }
 
 // lasts returns for how long a fact has been true.

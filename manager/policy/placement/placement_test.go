@@ -16,7 +16,7 @@ func on(name string, needs ...float64) Function {
 	f := Function{Name: name, Allowed: []string{"a", "b", "c"}}
 	for i, need := range needs {
 		if need >= 0 {
-			f.Instances = append(f.Instances, Instance{string(rune('a' + i)), need})
+			f.Instances = append(f.Instances, Instance{Device: string(rune('a' + i)), NeedPercent: need})
 		}
 	}
 	return f
@@ -32,6 +32,7 @@ func TestDecide(t *testing.T) {
 		return func(f *Function) { f.Cost = map[string]float64{"a": a, "b": b} }
 	}
 	only := func(devices ...string) func(f *Function) { return func(f *Function) { f.Allowed = devices } }
+	behind := func(f *Function) { f.Instances[0].Behind = true }
 	fixed := func(f *Function) { f.Fixed = true }
 	for _, c := range []struct {
 		name      string
@@ -47,6 +48,9 @@ func TestDecide(t *testing.T) {
 		{"alone on a slow one it moves", []Function{with(on("f", 120), costs(4, 1))}, [2]float64{20, 70}, Action{Move, "f", 0, "b"}},
 		{"grows again", []Function{on("f", 110, 110)}, [2]float64{}, Action{Add, "f", 2, "c"}},
 		{"too large for one", []Function{on("f", 130), on("g", 5)}, [2]float64{0, 90}, Action{Add, "f", 1, "b"}},
+		{"behind", []Function{with(on("f", 60), behind), on("g", 8)}, [2]float64{16, 16}, Action{Add, "f", 1, "b"}},
+		{"behind alone", []Function{with(on("f", 60), behind)}, [2]float64{16, 16}, Action{Add, "f", 1, "b"}},
+		{"behind others", []Function{with(on("f", 5), behind), on("g", 70)}, [2]float64{16, 16}, Action{Move, "f", 0, "b"}},
 		{"no device is free", []Function{on("f", 120)}, [2]float64{81, 95}, Action{}},
 		{"may use no other", []Function{with(on("f", 120), only("a"))}, [2]float64{}, Action{}},
 		{"may use another", []Function{with(on("f", 120), only("a", "b"))}, [2]float64{10, 0}, Action{Add, "f", 1, "b"}},
@@ -110,23 +114,34 @@ type node struct {
 type simulated struct {
 	rate float64
 	cost map[string]float64 // the true one, in percent of the device's time per request
-	on   []string
-	seen map[string]float64
+	// known is the part of the cost that the policy sees: processes also wait for what is not device time.
+	known float64
+	on    []string
+	seen  map[string]float64
 }
 
-// look returns what the policy sees.
+// look returns what the policy sees. Of the requests that clients want to send, a saturated device takes as many as it can
+// answer.
 func (n *node) look() (devices []Device, functions []Function) {
-	needs := map[string]float64{}
+	wanted, needs := map[string]float64{}, map[string]float64{}
+	each := make([]float64, len(n.functions)) // wanted of each instance
 	for i, s := range n.functions {
 		speed := 0.0
 		for _, d := range s.on {
 			speed += 1 / s.cost[d]
 			s.seen[d] = s.cost[d]
 		}
+		each[i] = s.rate / speed
+		for _, d := range s.on {
+			wanted[d] += each[i]
+		}
+	}
+	for i, s := range n.functions {
 		f := Function{Name: fmt.Sprint(i), Allowed: n.names, Cost: maps.Clone(s.seen)}
 		for _, d := range s.on {
-			f.Instances = append(f.Instances, Instance{d, s.rate / speed})
-			needs[d] += s.rate / speed
+			in := Instance{Device: d, NeedPercent: s.known * each[i] * min(1, 100/wanted[d]), Behind: wanted[d] > 100}
+			f.Instances = append(f.Instances, in)
+			needs[d] += in.NeedPercent
 		}
 		functions = append(functions, f)
 	}
@@ -141,7 +156,8 @@ func TestComesToRest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := node{names: []string{"a", "b", "c", "d"}[:rapid.IntRange(1, 4).Draw(t, "devices")]}
 		for range rapid.IntRange(1, 8).Draw(t, "functions") {
-			s := simulated{rate: rapid.Float64Range(0, 200).Draw(t, "rate"), cost: map[string]float64{}, seen: map[string]float64{}}
+			s := simulated{rate: rapid.Float64Range(0, 200).Draw(t, "rate"), cost: map[string]float64{}, seen: map[string]float64{},
+				known: rapid.Float64Range(0.3, 1).Draw(t, "known")}
 			for _, name := range n.names {
 				s.cost[name] = rapid.Float64Range(0.1, 10).Draw(t, "cost")
 			}
