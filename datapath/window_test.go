@@ -130,11 +130,11 @@ func TestBehind(t *testing.T) {
 		for i := range int64(50) {
 			complete := i * int64(time.Millisecond)
 			r := shm.Request{FirstFragment: complete, Complete: complete}
+			w = w.next()
 			w.Arrive(r)
 			if w.Behind(objective) {
 				t.Fatalf("%s: behind before anything ran", c.name)
 			}
-			w = w.next()
 			started := complete + int64(c.waited)
 			w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: started, Inferred: started + int64(c.running)}, started, objective)
 			if got := w.Behind(objective); got != c.want {
