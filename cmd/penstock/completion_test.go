@@ -72,7 +72,6 @@ func TestCompletion(t *testing.T) {
 		{"model to profile", []string{"profile", "fas"}, []string{"fashion"}},
 		{"two outputs", []string{"top", "-o", ""}, []string{"table", "json"}},
 		{"outputs with an explanation", []string{"stream", "-o", ""}, []string{"text", "jsonl"}},
-		{"four outputs", []string{"plan", "-o", ""}, []string{"table", "json", "yaml", "html"}},
 		{"no node", []string{"if", "remove", "--runtime-dir", t.TempDir(), ""}, nil},
 		{"no argument", []string{"up", ""}, nil},
 	} {

@@ -60,7 +60,7 @@ same command continues.
 
 penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
 		Example: `  penstock plan --profiles prof_data --services services.csv
-  penstock plan --profiles prof_data --services scenarios.csv --scenario S3 -o html > plan.html
+  penstock plan --profiles prof_data --services scenarios.csv --scenario S3
   penstock plan --profiles prof_data --services services.csv --policy penstock-sim --replay
   penstock plan --profiles prof_data --services services.csv --fleet fleet.csv -o json > plan.json
   penstock plan --profiles prof_data --services changed.csv --from plan.json
@@ -87,7 +87,7 @@ penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
 	f.BoolVar(&o.apply, "apply", false, "carry out the plan on the running node: cut GPUs (needs root and mig: manage), start and remove functions")
 	f.BoolVar(&o.dryRun, "dry-run", false, "with --apply: print the steps without taking them")
 	f.StringVar(&o.dir, "runtime-dir", "", nodeUsage)
-	outputFlag(cmd, &o.output, "table", "json", "yaml", "html")
+	outputFlag(cmd, &o.output, "table", "json")
 	return cmd
 }
 

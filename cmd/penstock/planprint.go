@@ -22,14 +22,8 @@ type printedPlan struct {
 }
 
 func (p printedPlan) print(w io.Writer, output string) error {
-	switch output {
-	case "html":
-		return render.HTML(w, p.Plan, p.sections()...)
-	case "table":
+	if output == "table" {
 		return render.Table(w, p.Plan, p.sections()...)
-	}
-	if output == "yaml" {
-		return render.YAML(w, p.document())
 	}
 	return writeJSON(w, p.document())
 }

@@ -1,11 +1,9 @@
-// Package render shows a plan: as a table for a terminal, as one HTML page that
-// needs no other file, and as YAML. Each form has every GPU. The table and the page
-// draw the slots of each GPU.
+// Package render draws a plan for a terminal: its figures, the slots of each GPU, and
+// tables.
 //
 // The package draws the plan itself, not the intention of its policy. These segments
 // are errors: on a GPU without a placement table, of an unknown size, outside the
 // slots, or overlapping another one.
-// upon another one is an error, not a picture.
 package render
 
 import (

@@ -1,20 +1,14 @@
 package render
 
 import (
-	"encoding/json"
-	"encoding/xml"
 	"flag"
 	"io"
 	"os"
 	"path/filepath"
-	"reflect"
-	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/goccy/go-yaml"
 	"github.com/jedib0t/go-pretty/v6/text"
-	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
@@ -80,8 +74,8 @@ func TestTableCPU(t *testing.T) {
 			t.Errorf("does not say %q:\n%s", want, table.String())
 		}
 	}
-	if page := html(t, drawn); !strings.Contains(page, "40 % of the CPU; batch 1") || strings.Contains(page+table.String(), "SMs") {
-		t.Errorf("speaks of SMs:\n%s\n%s", page, table.String())
+	if strings.Contains(table.String(), "SMs") {
+		t.Errorf("speaks of SMs:\n%s", table.String())
 	}
 }
 
@@ -142,129 +136,6 @@ func TestTableSections(t *testing.T) {
 	if !strings.HasSuffix(b.String(), want) {
 		t.Errorf("want at the end\n%s\nof\n%s", want, b.String())
 	}
-	b.Reset()
-	must.OK(t, HTML(&b, mixed(t), more))
-	elements(t, b.String())
-	if want := `<h2>Replay</h2>
-<p>seed 1</p>
-<div class="wide"><table>
-<thead><tr><th>service</th><th class="n">late</th></tr></thead>
-<tbody>
-<tr><td>cameras</td><td class="n">0.1 %</td></tr>`; !strings.Contains(b.String(), want) {
-		t.Errorf("want\n%s\nof\n%s", want, b.String())
-	}
-}
-
-func TestYAML(t *testing.T) {
-	p := mixed(t)
-	p.Services[0].Service = "on: [#" // YAML would take these for its own
-	p.Services[1].Service = "0x10"
-	var b strings.Builder
-	must.OK(t, YAML(&b, p))
-	text, err := yaml.YAMLToJSON([]byte(b.String()))
-	if err != nil {
-		t.Fatalf("%v:\n%s", err, b.String())
-	}
-	var back plan.Plan
-	must.OK(t, json.Unmarshal(text, &back))
-	if !reflect.DeepEqual(&back, p) {
-		t.Errorf("came back as\n%+v\nwant\n%+v", back, p)
-	}
-}
-
-func html(t testing.TB, p *plan.Plan) string {
-	t.Helper()
-	var b strings.Builder
-	must.OK(t, HTML(&b, p))
-	return b.String()
-}
-
-// elements counts the elements of a page by class. It fails the test if the page is
-// not well-formed.
-func elements(t testing.TB, text string) (classes map[string]int) {
-	t.Helper()
-	classes = map[string]int{}
-	d := xml.NewDecoder(strings.NewReader(text))
-	d.Entity = xml.HTMLEntity
-	for {
-		token, err := d.Token()
-		if err == io.EOF {
-			return classes
-		}
-		if err != nil {
-			t.Fatalf("%v of\n%s", err, text)
-		}
-		if e, ok := token.(xml.StartElement); ok {
-			for _, a := range e.Attr {
-				if a.Name.Local == "class" {
-					classes[a.Value]++
-				}
-			}
-		}
-	}
-}
-
-func TestPage(t *testing.T) {
-	document := html(t, mixed(t))
-	seen := elements(t, document)
-	// GPUs 0 and 1 look the same. GPU 2 has five free slots and a lost one, the A30
-	// has three free slots, and the V100 has two free ranges.
-	want := map[string]int{"name": 4, "cell": 2 + 2 + 1 + 1, "free": 5 + 3 + 2, "lost": 1, "swatch": 3}
-	for class, n := range want {
-		if seen[class] != n {
-			t.Errorf("%d of class %s, want %d", seen[class], class, n)
-		}
-	}
-	for _, wantText := range []string{"GPU 0–1", "grid-column: 5 / span 4", "1fr 1fr 1fr 1fr 1fr 1fr 1fr .2fr", "number-plates-of-lorries", "made by hand", "24 SMs 8 × 1"} {
-		if !strings.Contains(document, wantText) {
-			t.Errorf("the page does not say %q", wantText)
-		}
-	}
-}
-
-func TestPageNoRequests(t *testing.T) {
-	document := html(t, mixed(t))
-	if found := regexp.MustCompile(`(?i)https?:|//[a-z]|src=|href=|@import|url\(|<script`).FindString(document); found != "" {
-		t.Errorf("the page has %q: want nothing from elsewhere", found)
-	}
-}
-
-func TestPageColours(t *testing.T) {
-	document := html(t, mixed(t))
-	for _, wantText := range []string{"color-scheme: light dark", "prefers-color-scheme: dark"} {
-		if !strings.Contains(document, wantText) {
-			t.Errorf("the page does not say %q", wantText)
-		}
-	}
-	if strings.Contains(document, "ZgotmplZ") {
-		t.Error("html/template refused a value")
-	}
-}
-
-func TestPageEscapes(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
-		p := mixed(t)
-		evil := `</b><script>alert(1)</script>"'` + rapid.String().Draw(r, "name")
-		evil = strings.Map(func(c rune) rune { // the test parses the page as XML, which has no control characters
-			if c < ' ' || c >= 0x7f && c < 0xa0 || c >= 0xfffe && c <= 0xffff || c >= 0xd800 && c < 0xe000 {
-				return -1
-			}
-			return c
-		}, evil)
-		p.Services[0].Service, p.Services[0].Model, p.Notes = evil, evil, []string{evil}
-		for i := range p.Segments {
-			if p.Segments[i].Service == "cameras" {
-				p.Segments[i].Service, p.Segments[i].Model = evil, evil
-			}
-		}
-		text := html(t, p)
-		if strings.Contains(text, "<script") {
-			t.Fatal("a name became a script")
-		}
-		if got := elements(t, text)["cell"]; got != 6 {
-			t.Fatalf("%d cells, want 6", got)
-		}
-	})
 }
 
 func TestTableNoGPU(t *testing.T) {
@@ -275,20 +146,14 @@ func TestTableNoGPU(t *testing.T) {
 		"in slot -1":                            func(s *plan.Segment) { s.Slot = -1 },
 		"size 3 of bert does not fit in slot 4": func(s *plan.Segment) { s.Slot = 2 },
 	} {
-		for form, write := range map[string]func(io.Writer, *plan.Plan, ...Section) error{"table": Table, "html": HTML} {
-			p := mixed(t)
-			edit(&p.Segments[0])
-			if err := write(io.Discard, p); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %v, want %q", form, err, want)
-			}
+		p := mixed(t)
+		edit(&p.Segments[0])
+		if err := Table(io.Discard, p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }
 
 func TestTableNoSegments(t *testing.T) {
-	for form, write := range map[string]func(io.Writer, *plan.Plan, ...Section) error{"table": Table, "html": HTML} {
-		if err := write(io.Discard, &plan.Plan{}); err != nil {
-			t.Errorf("%s: %v", form, err)
-		}
-	}
+	must.OK(t, Table(io.Discard, &plan.Plan{}))
 }
