@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/apply"
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/planner"
 	"github.com/penstock/penstock/planner/change"
+	"github.com/penstock/penstock/planner/pack"
 	"github.com/penstock/penstock/planner/replay"
 	"github.com/penstock/penstock/planner/verify"
 )
@@ -26,7 +26,6 @@ var openMIG = mig.Open
 type planOptions struct {
 	profiles, services, scenario string
 	gpu, fleet                   string
-	policy                       string
 	from                         string
 	gpuGiven                     bool
 	replay                       bool
@@ -48,20 +47,17 @@ The services are a CSV file with the columns model, rate_rps and slo_ms, and opt
 service (a name; the model's if left out) and scenario. MODEL.csv in the folder of profiles is
 the profile of model MODEL (` + "`penstock profile`" + ` writes them).
 
-The policies:
-
-  penstock      the fewest GPUs that it can find, and a proof if no plan has fewer
-  penstock-sim  as penstock, with latency bounds learned from the replay
+The plan has the fewest GPUs that can be found, and says if it is proved that no plan has fewer.
 
 --apply carries the plan out on the node that runs on this machine. Without --gpu and --fleet
 the plan is for its devices. It changes as little as possible of the plan that the node runs.
 If a step fails, the steps before it are undone; if this command is interrupted or killed, the
 same command continues.
 
-penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
+penstock-lab plan compares the planner with ParvaGPU's planner and its baselines.`,
 		Example: `  penstock plan --profiles prof_data --services services.csv
   penstock plan --profiles prof_data --services scenarios.csv --scenario S3
-  penstock plan --profiles prof_data --services services.csv --policy penstock-sim --replay
+  penstock plan --profiles prof_data --services services.csv --replay
   penstock plan --profiles prof_data --services services.csv --fleet fleet.csv -o json > plan.json
   penstock plan --profiles prof_data --services changed.csv --from plan.json
   penstock plan --profiles profiles --services services.csv --apply --dry-run`,
@@ -79,7 +75,6 @@ penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
 	f.StringVar(&o.scenario, "scenario", "", "scenario to plan, if the file has several")
 	f.StringVar(&o.gpu, "gpu", plan.PublishedGPU, "model of GPU to plan on: "+strings.Join(gpuNames(), ", "))
 	f.StringVar(&o.fleet, "fleet", "", "CSV file of the available GPUs: gpu, count (a number or "+plan.Unlimited+"); the preferred ones first")
-	f.StringVar(&o.policy, "policy", planner.Default, strings.Join(planner.Names(), ", "))
 	f.StringVar(&o.from, "from", "", "present plan (-o json): change as little of it as possible, and print the changes")
 	f.BoolVar(&o.replay, "replay", false, "simulate Poisson arrivals on the plan, and print how many requests miss their objective")
 	f.Uint64Var(&o.replayConfig.Seed, "seed", 1, "seed of the replay's arrivals")
@@ -109,8 +104,6 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 		return errors.New("--services is missing: want a CSV file with the columns model, rate_rps, slo_ms")
 	case given("gpu") && given("fleet"):
 		return errors.New("--gpu and --fleet: want one of them; a fleet names its GPUs")
-	case given("policy") && given("from"):
-		return errors.New("--policy and --from: want one of them; a changed plan keeps its policy")
 	case given("from") && o.apply:
 		return errors.New("--from and --apply: want one of them; --apply changes the plan that the node runs")
 	case given("runtime-dir") && !o.apply:
@@ -131,7 +124,7 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 // run plans, checks, and prints:
 //
 //  1. It reads the files (planread.go).
-//  2. The policy makes a plan, or changes the current plan.
+//  2. The planner makes a plan, or changes the current plan.
 //  3. The verifier checks the plan.
 //  4. If the flags ask for it, the plan is replayed and the steps to it are computed.
 //  5. It prints the plan (planprint.go).
@@ -160,30 +153,34 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 		return err
 	}
 	printed := printedPlan{Applies: o.apply}
-	switch {
-	case old != nil:
-		printed.Plan, printed.Change, err = changed(ctx, func() (*plan.Plan, *change.Change, error) {
+	start := time.Now()
+	printed.Plan, printed.Change, err = unlessDone(ctx, func() (*plan.Plan, *change.Change, error) {
+		switch {
+		case old != nil:
 			c, err := change.From(old, problem)
 			if err != nil {
 				return nil, nil, fmt.Errorf("--from: %w", err)
 			}
 			return c.Plan, c, nil
-		})
-	case o.apply && o.policy == planner.Default:
-		printed.Plan, printed.Change, err = changed(ctx, func() (*plan.Plan, *change.Change, error) { return node.Plan(problem) })
-	default:
-		printed.Plan, err = made(ctx, o.policy, problem)
-	}
+		case o.apply:
+			return node.Plan(problem)
+		}
+		p, err := pack.New().Plan(problem)
+		return p, nil, err
+	})
 	if err != nil {
 		return problem.Explain(err)
 	}
-	problem = planner.Solved(problem, printed.Plan)
+	printed.DelayMS = float64(time.Since(start).Microseconds()) / 1000
 	printed.Notes = append(printed.Notes, problem.Unused()...)
 	if err := verify.Plan(problem, printed.Plan); err != nil {
 		return fmt.Errorf("the plan fails its verification, which is a bug in Penstock; report it: %w", err)
 	}
 	if o.replay {
-		printed.Replay, _, err = timed(ctx, func() (*replay.Report, error) { return replay.Run(problem, printed.Plan, o.replayConfig) })
+		printed.Replay, _, err = unlessDone(ctx, func() (*replay.Report, any, error) {
+			r, err := replay.Run(problem, printed.Plan, o.replayConfig)
+			return r, nil, err
+		})
 		if err != nil {
 			return err
 		}
@@ -203,57 +200,18 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	return nil
 }
 
-// made runs a policy and records its planning time.
-func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan, error) {
-	p, err := planner.Find(policy)
-	if err != nil {
-		return nil, fmt.Errorf("--policy: %w", err)
-	}
-	made, took, err := timed(ctx, func() (*plan.Plan, error) { return p.Plan(problem) })
-	if err != nil {
-		return nil, err
-	}
-	made.DelayMS = inMilliseconds(took)
-	return made, nil
-}
-
-// changed makes a plan that may be a change of another one, and records the planning time.
-func changed(ctx context.Context, from func() (*plan.Plan, *change.Change, error)) (*plan.Plan, *change.Change, error) {
-	type both struct {
-		plan   *plan.Plan
-		change *change.Change
-	}
-	made, took, err := timed(ctx, func() (b both, err error) {
-		b.plan, b.change, err = from()
-		return b, err
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	made.plan.DelayMS = inMilliseconds(took)
-	return made.plan, made.change, nil
-}
-
-func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
-// timed measures how long work takes. Work cannot be canceled; after an interrupt
-// it continues in its goroutine and its result is dropped.
-func timed[T any](ctx context.Context, work func() (T, error)) (result T, took time.Duration, err error) {
-	type outcome struct {
-		result T
-		took   time.Duration
-		err    error
-	}
-	done := make(chan outcome, 1)
+// unlessDone waits for work, which cannot be canceled: after an interrupt it continues in
+// its goroutine and its results are dropped.
+func unlessDone[A, B any](ctx context.Context, work func() (A, B, error)) (a A, b B, err error) {
+	done := make(chan func() (A, B, error), 1)
 	go func() {
-		start := time.Now()
-		r, err := work()
-		done <- outcome{r, time.Since(start), err}
+		a, b, err := work()
+		done <- func() (A, B, error) { return a, b, err }
 	}()
 	select {
-	case o := <-done:
-		return o.result, o.took, o.err
+	case results := <-done:
+		return results()
 	case <-ctx.Done():
-		return result, 0, context.Cause(ctx)
+		return a, b, context.Cause(ctx)
 	}
 }

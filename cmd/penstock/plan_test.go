@@ -13,11 +13,9 @@ import (
 	"strings"
 	"testing"
 
-
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/internal/testing/migfake"
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/planner"
 )
 
 const (
@@ -83,16 +81,6 @@ func TestPlanPublished(t *testing.T) {
 	}
 }
 
-func TestPlanPolicies(t *testing.T) {
-	for _, policy := range planner.Names() {
-		for _, scenario := range []string{"S1", "S2", "S3"} {
-			if p := read(t, plannedWith(t, "--services", scenarios, "--scenario", scenario, "--policy", policy, "-o", "json")); p.Policy != policy || p.GPUs < 2 {
-				t.Errorf("%s, %s: %s on %d GPUs", policy, scenario, p.Policy, p.GPUs)
-			}
-		}
-	}
-}
-
 func TestPlanJSON(t *testing.T) {
 	out := plannedWith(t, "--services", scenarios, "--scenario", "S1", "-o", "json")
 	var p map[string]any
@@ -130,15 +118,13 @@ func TestPlanTable(t *testing.T) {
 
 func TestPlanReproducible(t *testing.T) {
 	delay := regexp.MustCompile(`"delay_ms": [0-9.e-]+`)
-	for _, policy := range planner.Names() {
-		var first string
-		for range 2 {
-			out := delay.ReplaceAllString(plannedWith(t, "--services", scenarios, "--scenario", "S3", "--policy", policy, "-o", "json"), "")
-			if first != "" && out != first {
-				t.Errorf("%s plans\n%s\nthen\n%s", policy, first, out)
-			}
-			first = out
+	var first string
+	for range 2 {
+		out := delay.ReplaceAllString(plannedWith(t, "--services", scenarios, "--scenario", "S3", "-o", "json"), "")
+		if first != "" && out != first {
+			t.Errorf("plans\n%s\nthen\n%s", first, out)
 		}
+		first = out
 	}
 }
 
@@ -225,17 +211,15 @@ func TestPlanFromInvalid(t *testing.T) {
 
 func TestPlanInfeasible(t *testing.T) {
 	services := file(t, "bad.csv", "model,rate_rps,slo_ms\nresnet50,10,100\ngpt,1,9\nvgg16,10,1\nllama,1,9\n")
-	for _, policy := range []string{"penstock"} {
-		_, err := penstock(t, "plan", "--profiles", published, "--services", services, "--policy", policy)
-		if err == nil {
-			t.Fatalf("%s: planned", policy)
-		}
-		lines := strings.Split(err.Error(), "\n")
-		slices.Sort(lines)
-		want := []string{`service "gpt": no profile`, `service "llama": no profile`, `service "vgg16" (model vgg16 on a100-80): SLO 1 ms`}
-		if !slices.EqualFunc(lines, want, strings.HasPrefix) {
-			t.Errorf("%s: %v", policy, err)
-		}
+	_, err := penstock(t, "plan", "--profiles", published, "--services", services)
+	if err == nil {
+		t.Fatal("planned")
+	}
+	lines := strings.Split(err.Error(), "\n")
+	slices.Sort(lines)
+	want := []string{`service "gpt": no profile`, `service "llama": no profile`, `service "vgg16" (model vgg16 on a100-80): SLO 1 ms`}
+	if !slices.EqualFunc(lines, want, strings.HasPrefix) {
+		t.Error(err)
 	}
 }
 
@@ -357,15 +341,9 @@ func TestPlanHelp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range append(planner.Names(), "--profiles", "--services", "--scenario", "--gpu", "--fleet", "--policy", "--from", "--replay", "--seed", "--apply", "--dry-run", "--output") {
+	for _, want := range []string{"--profiles", "--services", "--scenario", "--gpu", "--fleet", "--from", "--replay", "--seed", "--apply", "--dry-run", "--output"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the help does not say %s", want)
-		}
-	}
-	long, _, _ := strings.Cut(out, "Usage:")
-	for _, name := range planner.Names() {
-		if !strings.Contains(long, "  "+name) && !strings.Contains(long, ", "+name) {
-			t.Errorf("the help does not say what %s is", name)
 		}
 	}
 }
@@ -413,7 +391,6 @@ func TestPlanErrors(t *testing.T) {
 
 		{"no profile of a model", on(services(t, "alexnet,3,100\n")), `service "alexnet": no profile of model "alexnet" on a100-80; there are: bert, densenet121`},
 		{"an objective that nothing meets", on(services(t, "vgg19,100,3\n")), `SLO 3 ms leaves a batch less than 1.35 ms; the fastest point (size 7, batch 1, 1 process) takes 2 ms, 0.65 ms too long`},
-		{"no such policy", on(good, "--policy", "best"), `no policy "best"; there are: penstock, penstock-sim`},
 
 		{"no table", on(good, "--gpu", "a100"), `--gpu "a100": no placement table for this GPU; there are: a30`},
 		{"no profiles of that GPU", on(good, "--gpu", "h100-80"), "no profile for h100-80; there are profiles for a100-80"},
@@ -428,7 +405,6 @@ func TestPlanErrors(t *testing.T) {
 		{"an old plan that is none", on(good, "--from", good), "services.csv:1:1: invalid character"},
 		{"an old plan that is illegal", on(good, "--from", illegal), "--from: the old plan cannot be changed: segments["},
 		{"an old plan on other GPUs", on(good, "--from", old, "--fleet", fleet("a100-40,9\na30,unlimited\n")), "there are profiles for a100-80"},
-		{"policy and old plan", on(good, "--from", old, "--policy", "penstock"), "--policy and --from: want one of them"},
 
 		{"no such form", on(good, "-o", "xml"), `--output is "xml", want table or json`},
 		{"an argument", on(good, "extra"), `"extra"`},

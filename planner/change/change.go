@@ -184,7 +184,7 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 func policy(old *plan.Plan) (plan.Policy, error) {
 	p := pack.New()
 	if p.Name() != old.Policy {
-		return nil, fmt.Errorf("%w: it is of policy %q, whose rules a change would break: make a new plan with --policy and without --from, or name an old plan of %s",
+		return nil, fmt.Errorf("%w: it is of policy %q, whose rules a change would break: make a new plan without --from, or name an old plan of %s",
 			ErrOldPlan, old.Policy, p.Name())
 	}
 	return p, nil

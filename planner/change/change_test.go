@@ -435,7 +435,7 @@ func TestOldPlanErrors(t *testing.T) {
 			}
 		}), "is on a h100-80: want GPUs of [a100-80]"},
 		"one process a segment":   {spoil(func(pl *plan.Plan) { pl.Policy = "parvagpu-single" }), `it is of policy "parvagpu-single", whose rules`},
-		"bounds that were learnt": {spoil(func(pl *plan.Plan) { pl.Policy = "penstock-sim" }), "make a new plan with --policy and without --from"},
+		"bounds that were learnt": {spoil(func(pl *plan.Plan) { pl.Policy = "penstock-sim" }), "make a new plan without --from"},
 		"overlap": {spoil(func(pl *plan.Plan) {
 			pl.Segments[1].GPU, pl.Segments[1].Slot = pl.Segments[0].GPU, pl.Segments[0].Slot
 		}), "covers slot"},

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/verify"
 )
@@ -34,6 +35,10 @@ func planned(t interface {
 }
 
 // The published plans of the paper use 2, 3, 5, 7, 13 and 16 GPUs.
+func TestLimits(t *testing.T) { plantest.Limits(t, []plan.Policy{New()}) }
+
+func TestEstimates(t *testing.T) { plantest.Estimates(t, []plan.Policy{New()}) }
+
 func TestPublishedScenarios(t *testing.T) {
 	for _, want := range []struct {
 		scenario   string

@@ -14,9 +14,9 @@ import (
 
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/planner/simulated"
 	"github.com/penstock/penstock/planner/verify"
 	"github.com/penstock/penstock/research/planners"
+	"github.com/penstock/penstock/research/planners/simulated"
 )
 
 // Options say what is measured.

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/planner/replay"
 )
 
-// Name is the name that --policy takes.
+// Name is the name that penstock-lab plan --policy takes.
 const Name = "penstock-sim"
 
 // simulatedPolicy plans with bounds and headroom that it learns from the replay.
@@ -36,7 +36,7 @@ func New() plan.Policy {
 	return simulatedPolicy{Threshold: 0.01, Replay: replay.Config{Seed: learning}}
 }
 
-// Name is the name that --policy takes.
+// Name is the name that penstock-lab plan --policy takes.
 func (simulatedPolicy) Name() string { return Name }
 
 // Unmet is returned when no bound and headroom keep a service's violations at the

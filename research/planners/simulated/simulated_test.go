@@ -21,9 +21,9 @@ import (
 // with scaled rates and objectives.
 func published(t testing.TB, scenario string, rates, objectives float64) *plan.Problem {
 	t.Helper()
-	profiles, err := plan.ReadProfiles(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
+	profiles, err := plan.ReadProfiles(os.DirFS("../../../plan/testdata/parvagpu/prof_data"))
 	must.OK(t, err)
-	file, err := os.Open("../../plan/testdata/parvagpu/scenarios_s1_s3.csv")
+	file, err := os.Open("../../../plan/testdata/parvagpu/scenarios_s1_s3.csv")
 	must.OK(t, err)
 	defer file.Close()
 	services, err := plan.ReadServices(file, file.Name(), scenario)
