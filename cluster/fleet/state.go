@@ -29,7 +29,7 @@ type State struct {
 	Plans []*v1alpha1.GPUPlan
 	// Dead has the names of segments whose pods do not answer.
 	Dead map[string]bool
-	// Abandoned means that the last change was given up in the middle. Functions may have more segments than they need.
+	// Abandoned means that the last change was given up in the middle, or is not written completely. Functions may have more segments than they need.
 	Abandoned bool
 }
 

@@ -45,6 +45,8 @@ type Planning struct {
 	Silence *Silence
 	Now     func() time.Time
 
+	maxSteps int // of a PlanChange
+
 	rates  *fleet.Rates
 	readAt time.Time                      // when pages are read next
 	silent sets.Set[types.NamespacedName] // pods that did not answer
@@ -89,6 +91,7 @@ func (r *Planning) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 	}
 	if r.rates == nil {
 		r.rates, r.last = fleet.NewRates(), map[string]planned{}
+		r.maxSteps = cmp.Or(r.maxSteps, v1alpha1.MaxSteps)
 	}
 	now := r.Now()
 	c.cut = r.Silence.Silent()
@@ -277,9 +280,9 @@ func (r *Planning) plan(ctx context.Context, f *v1alpha1.Fleet, c *clusterState,
 	var open []v1alpha1.Step
 	var unfinished []*v1alpha1.PlanChange
 	var lastChange time.Time
-	number := int64(0)
+	number, cut := int64(0), false
 	for _, ch := range changes {
-		number = max(number, ch.Spec.Number)
+		number, cut = ch.Spec.Number, ch.Spec.More && ch.Status.Phase == v1alpha1.Done
 		if lastChange = ch.CreationTimestamp.Time; !ch.Status.Phase.Finished() {
 			open, unfinished = append(open, ch.Spec.Steps...), append(unfinished, ch)
 		}
@@ -290,7 +293,7 @@ func (r *Planning) plan(ctx context.Context, f *v1alpha1.Fleet, c *clusterState,
 		if why := s.Overtaken(open); why != "" {
 			return r.overtake(ctx, unfinished, why)
 		}
-	case now.Sub(lastChange) < f.Spec.Damping.Between.Duration && !s.Urgent():
+	case now.Sub(lastChange) < f.Spec.Damping.Between.Duration && !s.Urgent() && !cut:
 	case memory.state == nil || !reflect.DeepEqual(memory.state, s):
 		memory = planned{s, fleet.Next(s)}
 		r.last[f.Name] = memory
@@ -327,8 +330,9 @@ func (r *Planning) state(f *v1alpha1.Fleet, c *clusterState, o *fleet.Objects, k
 	}
 	held := map[types.NamespacedName]string{}
 	for _, ch := range changes {
+		s.Abandoned = ch.Status.Phase == v1alpha1.Failed || ch.Spec.More
 		// An overtaken change failed by no function's fault.
-		if s.Abandoned = ch.Status.Phase == v1alpha1.Failed; s.Abandoned && strings.HasPrefix(ch.Status.Message, "step ") &&
+		if ch.Status.Phase == v1alpha1.Failed && strings.HasPrefix(ch.Status.Message, "step ") &&
 			int(ch.Status.Done) < len(ch.Spec.Steps) && ch.Status.FinishedAt != nil && r.Now().Sub(ch.Status.FinishedAt.Time) < heldFor {
 			g := ch.Spec.Steps[ch.Status.Done].Segment
 			held[types.NamespacedName{Namespace: g.Namespace, Name: g.Function}] = "the last change failed and was undone: " + ch.Status.Message
@@ -363,15 +367,17 @@ func (r *Planning) overtake(ctx context.Context, changes []*v1alpha1.PlanChange,
 	return nil
 }
 
-// write makes PlanChanges of steps. Their names follow from their numbers, so that two operators cannot both write one.
+// write makes PlanChanges of steps. If it does not write all of them, the last one says so (More). Their names follow from their numbers, so that two operators cannot both write one.
 func (r *Planning) write(ctx context.Context, f *v1alpha1.Fleet, steps []v1alpha1.Step, number int64) error {
 	fleet.Name(steps, f.Name, r.Now())
-	for part := range slices.Chunk(steps, v1alpha1.MaxSteps) {
+	left := len(steps)
+	for part := range slices.Chunk(steps, r.maxSteps) {
 		number++
+		left -= len(part)
 		err := r.Create(ctx, &v1alpha1.PlanChange{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", f.Name, number), Labels: map[string]string{managedBy: operatorName, v1alpha1.FleetLabel: f.Name},
 				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(f, v1alpha1.GroupVersion.WithKind("Fleet"))}},
-			Spec: v1alpha1.PlanChangeSpec{Fleet: f.Name, Number: number, Steps: part},
+			Spec: v1alpha1.PlanChangeSpec{Fleet: f.Name, Number: number, Steps: part, More: left > 0},
 		})
 		if err != nil {
 			return fmt.Errorf("write change %d: %w", number, err)

@@ -26,6 +26,7 @@ import (
 type plannedWorld struct {
 	*world
 	planning *Planning
+	maxSteps int
 }
 
 func newPlannedWorld(t *testing.T, functions ...*v1alpha1.Function) *plannedWorld {
@@ -53,7 +54,7 @@ func newPlannedWorld(t *testing.T, functions ...*v1alpha1.Function) *plannedWorl
 
 // restart starts another operator, which remembers nothing.
 func (w *plannedWorld) restart() {
-	w.planning = &Planning{Client: w.client(), Agents: w.agents, Silence: w.silence, Now: func() time.Time { return w.now }}
+	w.planning = &Planning{Client: w.client(), Agents: w.agents, Silence: w.silence, Now: func() time.Time { return w.now }, maxSteps: w.maxSteps}
 }
 
 // run lets seconds pass.
@@ -191,6 +192,113 @@ func TestPlanningStopped(t *testing.T) {
 	for stopAt := 1; stopAt <= 12; stopAt++ {
 		if got := end(stopAt); got != want {
 			t.Errorf("stopped after write %d: %s changes and segments, want %s", stopAt, got, want)
+		}
+	}
+}
+
+// throughputs are those of segments that take clients, by function.
+func (w *plannedWorld) throughputs() map[string][]float64 {
+	w.t.Helper()
+	var plans v1alpha1.GPUPlanList
+	w.must(w.api.List(context.Background(), &plans))
+	all := map[string][]float64{}
+	for i := range plans.Items {
+		for _, m := range membersOf(&plans.Items[i]) {
+			if m.takesClients() {
+				all[functionKey(m.segment)] = append(all[functionKey(m.segment)], m.segment.Throughput.AsApproximateFloat64())
+			}
+		}
+	}
+	return all
+}
+
+func sum(all []float64) (total float64) {
+	for _, x := range all {
+		total += x
+	}
+	return total
+}
+
+// unfinished is the number of changes that have steps to take.
+func (w *plannedWorld) unfinished() (n int) {
+	w.t.Helper()
+	var changes v1alpha1.PlanChangeList
+	w.must(w.api.List(context.Background(), &changes))
+	for _, ch := range changes.Items {
+		if !ch.Status.Phase.Finished() {
+			n++
+		}
+	}
+	return n
+}
+
+// TestPlanningSplit stops the operator after writes of a change that has several parts. A node is cordoned for a second: the first
+// parts create segments elsewhere, the last ones end those on the node. If only the first parts are written, functions have more
+// segments than they need, and no other reason to change. All functions serve all the time, and nothing is left over.
+func TestPlanningSplit(t *testing.T) {
+	const rate = 1500
+	functions := []string{"a/f", "b/g"}
+	end := func(stopAt int) (writes []string) {
+		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(rate, rate)), testFunction("b/g", 5002, testRate(rate, rate)))
+		w.maxSteps = 2
+		w.restart()
+		for tries := 0; tries < 60 && (w.unfinished() > 0 || len(w.throughputs()) < len(functions)); tries++ {
+			w.run(1)
+		}
+
+		cordon := func(yes bool) {
+			n := get(w.world, "n1", &corev1.Node{})
+			n.Spec.Unschedulable = yes
+			w.must(w.api.Update(t.Context(), n))
+		}
+		excess := func(serve []float64) bool { return len(serve) > 1 && sum(serve)-slices.Min(serve) >= rate }
+		before, began := len(w.writes), w.now
+		cordon(true)
+		if stopAt > 0 {
+			w.stopAt = before + stopAt
+		}
+		for range 100 {
+			w.run(1)
+			cordon(false)
+			serve := w.throughputs()
+			for _, f := range functions {
+				if sum(serve[f]) < rate {
+					t.Fatalf("stopped after write %d: at %v, segments of %s serve %v", stopAt, w.now.Sub(began), f, serve[f])
+				}
+			}
+			if w.unfinished() == 0 && !excess(serve["a/f"]) && !excess(serve["b/g"]) {
+				break
+			}
+		}
+		w.run(3) // the status follows
+		for what, n := range w.created {
+			if n > 1 {
+				t.Errorf("stopped after write %d: %s %d times", stopAt, what, n)
+			}
+		}
+		for _, f := range functions {
+			w.wantReady(f)
+			if got := w.throughputs()[f]; excess(got) {
+				t.Errorf("stopped after write %d: segments of %s serve %v, want none in excess of %d", stopAt, f, got, rate)
+			}
+		}
+		return w.writes[before:]
+	}
+
+	writes := end(0)
+	parts := 0
+	for _, write := range writes {
+		if strings.HasPrefix(write, "create PlanChange") {
+			parts++
+		}
+	}
+	if parts < 3 {
+		t.Fatalf("the change has %d parts, want at least 3:\n%s", parts, strings.Join(writes, "\n"))
+	}
+	stride := 1 // after the parts are written, the change is as others are (TestStop)
+	for stopAt := 1; stopAt <= len(writes); stopAt += stride {
+		if end(stopAt); stopAt > parts+2 {
+			stride = 40
 		}
 	}
 }

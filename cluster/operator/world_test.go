@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -551,6 +552,7 @@ func (w *world) summary() string {
 // agents are hostile if a segment's behaviour says so.
 type agents struct {
 	world     *world
+	mu        sync.Mutex // guards asked and counts
 	asked     map[question]int
 	behaviour map[string]string      // by segment: silent, never, garbage
 	rates     map[string]float64     // requests per second, by function
@@ -581,6 +583,8 @@ func (a *agents) Rates(ctx context.Context, address string) ([]fleet.FunctionPag
 	case "garbage":
 		return nil, errors.New("status 418")
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	c := a.counts[address]
 	if c == nil {
 		c = &podCounter{at: a.world.now}
@@ -593,6 +597,8 @@ func (a *agents) Rates(ctx context.Context, address string) ([]fleet.FunctionPag
 
 func (a *agents) Ask(_ context.Context, address, about, segment string) (bool, error) {
 	q := question{about, address, segment}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.asked[q]++
 	switch a.behaviour[segment] {
 	case "silent":

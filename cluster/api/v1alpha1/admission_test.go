@@ -251,6 +251,8 @@ func TestAdmission(t *testing.T) {
 		{"planchanges", goodChange, []struct{ path, value, want string }{
 			{"spec.steps", "[]", "should have at least 1 items"},
 			{"spec.number", "0", "spec.number"},
+			{"spec.more", "true", ""},
+			{"spec.more", "false", "spec.more"},
 			{"status.phase", "Running", ""},
 			{"status.phase", "Lost", `supported values: "Pending"`},
 		}},
@@ -281,6 +283,7 @@ func TestUpdate(t *testing.T) {
 		{"gpuplans", goodPlan, "spec.number", "1", "a GPUPlan stays with its fleet and GPU"},
 		{"planchanges", goodChange, "status.done", "1", ""},
 		{"planchanges", goodChange, "spec.number", "2", "a PlanChange does not change: make a new one"},
+		{"planchanges", goodChange, "spec.more", "true", "a PlanChange does not change: make a new one"},
 	}
 	for _, test := range tests {
 		t.Run(test.plural+" "+test.path, func(t *testing.T) {

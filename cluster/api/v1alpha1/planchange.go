@@ -26,7 +26,7 @@ type PlanChange struct {
 
 // PlanChangeSpec is what to change. It does not change itself.
 //
-// +kubebuilder:validation:XValidation:rule="self.fleet == oldSelf.fleet && self.number == oldSelf.number && size(self.steps) == size(oldSelf.steps)",message="a PlanChange does not change: make a new one"
+// +kubebuilder:validation:XValidation:rule="self.fleet == oldSelf.fleet && self.number == oldSelf.number && size(self.steps) == size(oldSelf.steps) && has(self.more) == has(oldSelf.more)",message="a PlanChange does not change: make a new one"
 type PlanChangeSpec struct {
 	// Fleet is the name of the Fleet.
 	//
@@ -46,6 +46,12 @@ type PlanChangeSpec struct {
 	// +kubebuilder:validation:MaxItems=200
 	// +listType=atomic
 	Steps []Step `json:"steps"`
+	// More says that the change with the next number has further steps to the same plan. If there is no such change, the operator
+	// stopped before it wrote one, and plans again.
+	//
+	// +optional
+	// +kubebuilder:validation:Enum=true
+	More bool `json:"more,omitempty"`
 }
 
 // StepOp is what a Step does.
