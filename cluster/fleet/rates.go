@@ -58,40 +58,35 @@ func NewRates() *Rates {
 	return &Rates{counts: map[[2]types.NamespacedName]count{}, functions: map[types.NamespacedName]*measured{}}
 }
 
-// Read takes new pages. A counter that is lower than before is that of a node that has started again.
+// Read takes new pages. A counter that is lower than before is that of a node that has started again. Its requests since then are
+// not those of a known time, so they count from the next page on, as those of a new pod do.
 func (r *Rates) Read(pages []Page) {
 	counts := make(map[[2]types.NamespacedName]count, len(r.counts))
-	sums := map[types.NamespacedName]*measured{}
+	sums := map[types.NamespacedName]*sum{}
 	for _, p := range pages {
 		for _, f := range p.Functions {
 			name := types.NamespacedName{Namespace: p.Pod.Namespace, Name: f.Name}
 			key := [2]types.NamespacedName{p.Pod, name}
-			was, known := r.counts[key]
+			if _, twice := counts[key]; twice {
+				continue
+			}
 			counts[key] = count{f.Offered, p.At}
-			if !known || f.Offered < was.offered || !p.At.After(was.at) {
-				continue
+			if sums[name] == nil {
+				sums[name] = &sum{}
 			}
-			sum := sums[name]
-			if sum == nil {
-				sum = &measured{from: was.at, to: p.At}
-				sums[name] = sum
-			}
-			rate := float64(f.Offered-was.offered) / p.At.Sub(was.at).Seconds()
-			if rate > MaxOfferedRate {
-				sum.lie = fmt.Sprintf("pod %s counted %.4g requests/s, which is not possible: the rate is ignored", p.Pod, rate)
-				continue
-			}
-			sum.rate += rate
-			if p.At.After(sum.to) {
-				sum.to = p.At
-			}
+			was, known := r.counts[key]
+			sums[name].add(p.Pod, was, counts[key], known)
+		}
+	}
+	for key := range r.counts {
+		if _, answers := counts[key]; !answers && sums[key[1]] != nil {
+			sums[key[1]].partial = true
 		}
 	}
 	r.counts = counts
-	for name, m := range r.functions {
-		if sums[name] == nil {
-			m.from = m.to // nothing new
-		}
+
+	for _, m := range r.functions {
+		m.from = m.to // nothing new
 	}
 	for name, sum := range sums {
 		m := r.functions[name]
@@ -99,9 +94,39 @@ func (r *Rates) Read(pages []Page) {
 			m = &measured{}
 			r.functions[name] = m
 		}
-		if m.lie = sum.lie; m.lie == "" {
+		m.lie = sum.lie
+		// Part of the pods can show that a rate has grown, but not that it fell.
+		if m.lie == "" && (!sum.partial || !m.to.IsZero() && sum.rate > m.rate) {
 			m.rate, m.from, m.to = sum.rate, sum.from, sum.to
 		}
+	}
+}
+
+// A sum is the rate of a function's pods on two pages each.
+type sum struct {
+	rate     float64
+	from, to time.Time
+	// partial means that the rate of a pod is not known.
+	partial bool
+	lie     string
+}
+
+func (s *sum) add(pod types.NamespacedName, was, now count, known bool) {
+	if !known || now.offered < was.offered || !now.at.After(was.at) {
+		s.partial = true
+		return
+	}
+	rate := float64(now.offered-was.offered) / now.at.Sub(was.at).Seconds()
+	if rate > MaxOfferedRate {
+		s.lie = fmt.Sprintf("pod %s counted %.4g requests/s, which is not possible: the rate is ignored", pod, rate)
+		return
+	}
+	s.rate += rate
+	if s.from.IsZero() || was.at.Before(s.from) {
+		s.from = was.at
+	}
+	if now.at.After(s.to) {
+		s.to = now.at
 	}
 }
 
@@ -114,13 +139,14 @@ func (r *Rates) Keep(functions map[types.NamespacedName]bool) {
 	}
 }
 
-// Observed returns a function's rate on the last pages. ok is false if no two pages had it.
+// Observed returns the last rate of a function that is known. ok is false if no two pages of all its pods had it yet.
+// lie, if not empty, says what is wrong with the last pages.
 func (r *Rates) Observed(function types.NamespacedName) (rate float64, lie string, ok bool) {
 	m := r.functions[function]
-	if m == nil || m.to.IsZero() {
+	if m == nil {
 		return 0, "", false
 	}
-	return m.rate, m.lie, true
+	return m.rate, m.lie, !m.to.IsZero()
 }
 
 // Want returns the rate to plan for. It follows the observed rate within the function's range. Call it once after each Read.
