@@ -109,6 +109,30 @@ func TestPodDeleted(t *testing.T) {
 	w.wantServing("a/f-1")
 }
 
+// TestPodEnds deletes a pod that takes a while to end. Its clients go to another pod, if the function has one.
+func TestPodEnds(t *testing.T) {
+	w := onePod(t)
+	ends := func() (inService bool) {
+		p := get(w, "a/f-1", &corev1.Pod{})
+		if p.DeletionTimestamp == nil {
+			p.Finalizers = []string{"test/ends"}
+			w.must(w.api.Update(context.Background(), p))
+			w.must(w.api.Delete(context.Background(), p))
+		}
+		w.settle()
+		return get(w, "a/f-1", &corev1.Pod{}).Labels[v1alpha1.ServingLabel("f")] == v1alpha1.Serving
+	}
+	if !ends() {
+		t.Error("the only pod of the function is not in the Service")
+	}
+	w.add(testChange(2, testStep(v1alpha1.Create, "n2-0", testSegment("f-2", "gpu-0-mig-2-0"))))
+	w.settle()
+	if ends() {
+		t.Error("the pod is in the Service although another one serves")
+	}
+	w.wantServing("a/f-2")
+}
+
 // TestNeverReady has a change of which one segment does not get ready. Later changes of the fleet fail with it.
 func TestNeverReady(t *testing.T) {
 	w := onePod(t)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -158,7 +159,7 @@ func (r *GPUs) advance(ctx context.Context, g *gpu, w workload, status v1alpha1.
 	claim, pod := g.claims[w.key()], g.pods[w.key()]
 	switch {
 	case pod != nil && pod.DeletionTimestamp != nil:
-		return "the pod is being deleted", nil
+		return "the pod is being deleted", r.release(ctx, w, pod)
 	case pod != nil && ended(pod):
 		message = "the pod has ended: " + cmp.Or(pod.Status.Message, pod.Status.Reason, string(pod.Status.Phase))
 		if r.Now().Before(pod.CreationTimestamp.Add(podBackoff)) {
@@ -254,6 +255,25 @@ func (r *GPUs) label(ctx context.Context, w workload, pod *corev1.Pod, status v1
 		return nil
 	}
 	return r.Patch(ctx, changed, client.MergeFrom(pod))
+}
+
+// release takes a pod that is being deleted out of the Services of functions that other pods serve, too. kube-proxy leaves a pod
+// that ends its flows, so its clients would stay until it stops.
+func (r *GPUs) release(ctx context.Context, w workload, pod *corev1.Pod) error {
+	changed := pod.DeepCopy()
+	for _, s := range w.Segments {
+		all, err := members(ctx, r, functionKey(s))
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(all, func(m member) bool { return m.takesClients() && m.status.Pod != pod.Name }) {
+			delete(changed.Labels, v1alpha1.ServingLabel(s.Function))
+		}
+	}
+	if maps.Equal(pod.Labels, changed.Labels) {
+		return nil
+	}
+	return client.IgnoreNotFound(r.Patch(ctx, changed, client.MergeFrom(pod)))
 }
 
 // wait returns when to look again although nothing changed in Kubernetes. 0: not at all.
