@@ -189,7 +189,7 @@ func killPrograms(name string) (n int) {
 
 func TestFaults(t *testing.T) {
 	w := startWorld(t)
-	second := w.Nodes()[1]
+	first, second := w.Nodes()[0], w.Nodes()[1]
 	run := func(name string, part func(w *world)) bool {
 		return t.Run(name, func(t *testing.T) {
 			w := &world{t, w.system}
@@ -217,46 +217,34 @@ func TestFaults(t *testing.T) {
 		}
 	})
 
-	run("node is cut off", func(w *world) {
-		first := w.Nodes()[0]
-		must.OK(w, w.ServicesVia(second))
-		w.under(func(l *load) {
-			at := time.Now()
-			must.OK(w, first.Cut())
-			took := w.await("segments on the other node", func(ctx context.Context) error {
-				all, err := w.segments(ctx, "")
-				for _, g := range all {
-					if g.node == first.Name {
-						return fmt.Errorf("%s is on %s", g.Name, first.Name)
-					}
+	run("node is drained", func(w *world) {
+		ended := w.under(func(*load) {
+			_, err := w.Kubectl(w.Context(), nil, "drain", first.Name, "--delete-emptydir-data", "--ignore-daemonsets", "--force", "--timeout=120s")
+			must.OK(w, err)
+			w.awaitServing()
+		})
+		w.nothingLost(ended)
+		must.Get(w.Kubectl(w.Context(), nil, "uncordon", first.Name))(w)
+	})
+
+	// The pod serves until its clients have left, and another one of its name starts then.
+	run("pod is deleted", func(w *world) {
+		pod := must.Get(w.segments(w.Context(), "clothes"))(w)[0].status.Pod
+		before := w.uids()
+		ended := w.under(func(*load) {
+			must.OK(w, w.api.Delete(w.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: pod}}))
+			took := w.await("another pod", func(ctx context.Context) error {
+				if uid := w.uids()[pod]; uid == before[pod] || uid == "" {
+					return fmt.Errorf("it is %q", uid)
 				}
-				if err == nil {
-					err = w.serving(ctx)
-				}
-				return err
+				return w.serving(ctx)
 			})
-			w.Logf("new segments serve after %.1f s", took.Seconds())
-			time.Sleep(5 * time.Second)
-			end := time.Now()
-			l.mu.Lock()
-			ended := slices.Clone(l.ended)
-			l.mu.Unlock()
-			// Clients of clothes have another segment to go to. The other functions have one segment each.
-			for _, by := range []way{plain, following} {
-				longest := time.Duration(0)
-				for _, f := range l.of("clothes") {
-					if f.way == by {
-						longest = max(longest, silence(ended, f, at, end))
-					}
-				}
-				w.Logf("clients that know %s have an answer again after %d ms", by, longest.Milliseconds())
-				if longest > 15*time.Second {
-					w.Errorf("a client that knows %s has no answer for %s", by, longest)
-				}
+			w.Logf("another pod serves after %.1f s", took.Seconds())
+			if took >= time.Minute {
+				w.Errorf("clients did not leave the pod: another one serves after %s", took)
 			}
 		})
-		must.OK(w, first.Mend())
-		w.awaitServing()
+		w.nothingLost(ended)
 	})
 
 	run("operator is killed in a change", func(w *world) {
@@ -277,12 +265,7 @@ func TestFaults(t *testing.T) {
 		if killed == 0 {
 			w.Error("no operator was killed")
 		}
-		after := w.uids()
-		for name, uid := range before {
-			if !strings.HasPrefix(name, "shoes-") && after[name] != uid {
-				w.Errorf("pod %s was %s, is %q", name, uid, after[name])
-			}
-		}
+		w.keeps(before)
 	})
 	w.shrink()
 

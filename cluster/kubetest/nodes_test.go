@@ -15,6 +15,16 @@ import (
 	"github.com/penstock/penstock/internal/testing/wait"
 )
 
+// atMost fails the test if something took longer than docs/kubernetes.md says.
+func atMost(t *testing.T, what string, took, goal time.Duration) {
+	t.Helper()
+	load, _ := os.ReadFile("/proc/loadavg")
+	t.Logf("%s after %.2f s; load of the machine: %.4s", what, took.Seconds(), load)
+	if took > goal {
+		t.Errorf("%s after %s, want %s at most", what, took, goal)
+	}
+}
+
 func TestNodes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("not with -short: make test-cluster runs it")
@@ -29,13 +39,13 @@ func TestNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("two nodes are ready after %.1f s", time.Since(began).Seconds())
+	atMost(t, "two nodes are ready", time.Since(began), 20*time.Second)
 	node := c.Nodes()[0]
 	client := clientOf(t, c.Admin())
 
 	began = time.Now()
 	runPod(t, c, "first", map[string]string{"pool": "a"})
-	t.Logf("a pod is ready after %.1f s", time.Since(began).Seconds())
+	atMost(t, "a pod is ready", time.Since(began), 3*time.Second)
 
 	t.Run("device", func(t *testing.T) {
 		claimDevice(t, c, "mig", node.Name, `device.attributes["gpu.nvidia.com"].profile == "3g.40gb"`)
