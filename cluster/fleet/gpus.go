@@ -80,8 +80,8 @@ type Objects struct {
 	Taints []*resourceapi.DeviceTaintRule
 	// Plans are all GPUPlans, of other fleets, too.
 	Plans []*v1alpha1.GPUPlan
-	// Cut has the names of nodes on which no pod answers.
-	Cut sets.Set[string]
+	// Cut has the names of nodes on which no pod answers, and Heard those of nodes on which one does.
+	Cut, Heard sets.Set[string]
 	// Silent has the names of GPUPlans none of whose pods answers.
 	Silent map[string]bool
 }
@@ -158,7 +158,7 @@ func (o *Objects) GPUs(f *v1alpha1.Fleet) Fleet {
 	o.tainted(f, found, whole)
 	for _, g := range found {
 		if n := nodes[g.Node]; n != nil {
-			nodeHealth(n).apply(g)
+			nodeHealth(n, o.Heard.Has(n.Name)).apply(g)
 		}
 		if o.Cut.Has(g.Node) {
 			health{Lost, "its node does not answer"}.apply(g)
@@ -186,16 +186,22 @@ func (h health) apply(g *GPU) {
 	}
 }
 
-func nodeHealth(n *corev1.Node) health {
+// nodeHealth judges a node. If it is not ready, but its pods answer, they serve on until others do: after a stop of the API
+// server, all nodes seem to be lost for a while.
+func nodeHealth(n *corev1.Node, heard bool) health {
 	ready := false
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			ready = c.Status == corev1.ConditionTrue
 		}
 	}
+	lost := Lost
+	if heard {
+		lost = Leaving
+	}
 	switch {
 	case !ready:
-		return health{Lost, "node " + n.Name + " is not ready"}
+		return health{lost, "node " + n.Name + " is not ready"}
 	case n.DeletionTimestamp != nil:
 		return health{Leaving, "node " + n.Name + " is being deleted"}
 	case n.Spec.Unschedulable:
@@ -205,7 +211,7 @@ func nodeHealth(n *corev1.Node) health {
 		switch {
 		case t.Effect != corev1.TaintEffectNoExecute:
 		case t.Key == corev1.TaintNodeUnreachable, t.Key == corev1.TaintNodeNotReady, t.Key == corev1.TaintNodeOutOfService:
-			return health{Lost, "node " + n.Name + " has the taint " + t.Key}
+			return health{lost, "node " + n.Name + " has the taint " + t.Key}
 		default:
 			return health{Leaving, "node " + n.Name + " has the taint " + t.Key}
 		}

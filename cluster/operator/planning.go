@@ -103,7 +103,7 @@ func (r *Planning) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 
 	known, failed := r.profiles(ctx, &c)
 	objects := fleet.Objects{Fleets: pointers(c.fleets.Items), Nodes: pointers(c.nodes.Items), Slices: pointers(c.slices.Items),
-		Claims: pointers(c.claims.Items), Taints: pointers(c.taints.Items), Plans: pointers(c.plans.Items), Cut: c.cut, Silent: r.silentPlans(c.plans.Items)}
+		Claims: pointers(c.claims.Items), Taints: pointers(c.taints.Items), Plans: pointers(c.plans.Items), Cut: c.cut, Heard: r.Silence.Heard(), Silent: r.silentPlans(c.plans.Items)}
 	for i := range c.fleets.Items {
 		if f := &c.fleets.Items[i]; f.DeletionTimestamp == nil {
 			failed = append(failed, r.plan(ctx, f, &c, &objects, known))

@@ -342,6 +342,29 @@ func TestPlanningFailures(t *testing.T) {
 		w.run(10) // failures do not wait for the min time between changes
 		serving(w, lost)
 	})
+	t.Run("all nodes not ready", func(t *testing.T) {
+		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
+		w.run(40)
+		before := w.pods("f")
+		w.silence.Now = func() time.Time { return w.now }
+		setReady := func(status corev1.ConditionStatus) {
+			w.silence.nodes = map[string]*listener{}
+			for _, name := range []string{"n1", "n2"} {
+				n := get(w.world, name, &corev1.Node{})
+				n.Status.Conditions[0].Status = status
+				w.must(w.api.Status().Update(t.Context(), n))
+				w.silence.nodes[name] = &listener{answered: w.now.Add(time.Hour)}
+			}
+		}
+		setReady(corev1.ConditionUnknown)
+		w.run(40)
+		if now := w.pods("f"); len(before) == 0 || !slices.Equal(before, now) {
+			t.Errorf("pods %v, before %v, although they answer", now, before)
+		}
+		setReady(corev1.ConditionTrue)
+		w.run(20)
+		w.wantReady("a/f")
+	})
 	t.Run("cordoned", func(t *testing.T) {
 		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
 		w.run(40)

@@ -43,7 +43,7 @@ type Silence struct {
 	silent sets.Set[string]     // guarded by mu; replaced, never changed
 }
 
-// listener is what is known of a node with pods that Kubernetes takes to be ready.
+// listener is what is known of a node with pods whose containers are ready.
 type listener struct {
 	answered time.Time // when the last question that was answered was asked
 	asks     bool
@@ -76,6 +76,19 @@ func (s *Silence) Silent() sets.Set[string] {
 	return s.silent
 }
 
+// Heard returns the names of the nodes that answered lately, or have not been asked for long enough.
+func (s *Silence) Heard() sets.Set[string] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	heard := sets.New[string]()
+	for node, l := range s.nodes {
+		if s.Now().Sub(l.answered) <= silence {
+			heard.Insert(node)
+		}
+	}
+	return heard
+}
+
 // look asks nodes whose last question has ended, and acts on those that are silent. It returns the number of nodes.
 func (s *Silence) look(ctx context.Context) (int, error) {
 	var list corev1.PodList
@@ -84,8 +97,8 @@ func (s *Silence) look(ctx context.Context) (int, error) {
 	}
 	pods := map[string][]*corev1.Pod{}
 	for i := range list.Items {
-		// A pod that is being deleted still runs, if its node is cut off.
-		if p := &list.Items[i]; metav1.GetControllerOf(p) != nil && hasCondition(p, corev1.PodReady) && p.Status.PodIP != "" {
+		// A pod that is being deleted still runs, if its node is cut off. Kubernetes calls a pod not ready if its node is not.
+		if p := &list.Items[i]; metav1.GetControllerOf(p) != nil && hasCondition(p, corev1.ContainersReady) && p.Status.PodIP != "" {
 			pods[p.Spec.NodeName] = append(pods[p.Spec.NodeName], p)
 		}
 	}

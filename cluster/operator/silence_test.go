@@ -54,7 +54,7 @@ func TestSilence(t *testing.T) {
 					OwnerReferences: []metav1.OwnerReference{{Kind: "GPUPlan", Name: p.node, Controller: new(true)}}},
 				Spec: corev1.PodSpec{NodeName: p.node},
 				Status: corev1.PodStatus{PodIP: p.address, Conditions: []corev1.PodCondition{
-					{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+					{Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}},
 			})
 		}
 		agents, changed := &mutes{}, make(chan event.GenericEvent, 1)
