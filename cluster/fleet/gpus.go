@@ -186,8 +186,8 @@ func (h health) apply(g *GPU) {
 	}
 }
 
-// nodeHealth judges a node. If it is not ready, but its pods answer, they serve on until others do: after a stop of the API
-// server, all nodes seem to be lost for a while.
+// nodeHealth judges a node. If it is not ready, but its pods answer, they serve until others do. After a stop of the API server,
+// all nodes seem to be lost for a while.
 func nodeHealth(n *corev1.Node, heard bool) health {
 	ready := false
 	for _, c := range n.Status.Conditions {
