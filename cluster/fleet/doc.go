@@ -22,7 +22,8 @@
 //
 // # What does not fit
 //
-// If the fleet is too small, functions of the highest priority come first. One function may get a part of its rate. A limit of
+// If the fleet is too small, functions of the highest priority come first. The others get the parts of their rates that fit around
+// those, and nothing moves for a part. A limit of
 // a namespace works in the same way for the namespace's functions. A function whose part is missing has a condition with the
 // planner's sentence.
 package fleet

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -57,12 +58,17 @@ type planner struct {
 	board    *board
 	// wanted are the services to plan for, without what is fixed.
 	wanted map[string]plan.Service
+	offers *offers
+	// short are services whose rates were lowered so that others do not move, as they were wanted.
+	short []plan.Service
+	// fits are the rates of short services that run with more. A plan of all services has no room for more.
+	fits map[string]float64
 }
 
 func newPlanner(s *State) *planner {
 	n := &planner{State: s, Result: &Result{Rates: map[string]float64{}, Conditions: map[string]Condition{}},
 		functions: slices.SortedFunc(slices.Values(s.Functions), Function.compare),
-		byName:    map[string]Function{}, wanted: map[string]plan.Service{}}
+		byName:    map[string]Function{}, wanted: map[string]plan.Service{}, fits: map[string]float64{}}
 	for _, f := range n.functions {
 		n.byName[f.String()] = f
 	}
@@ -95,7 +101,7 @@ func (n *planner) problem() *plan.Problem {
 // admit decides which functions can be planned, and at most for which rates. A function that cannot be planned as it is
 // wanted, but runs, stays as it is.
 func (n *planner) admit() {
-	offers := newOffers(n)
+	n.offers = newOffers(n)
 	ports := map[string]Function{}
 	byAge := slices.SortedFunc(slices.Values(n.functions), func(a, b Function) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.String(), b.String()))
@@ -108,14 +114,14 @@ func (n *planner) admit() {
 			continue
 		}
 		ports[port] = f
-		if c := offers.refuse(f); c.Reason != "" {
+		if c := n.offers.refuse(f); c.Reason != "" {
 			n.Conditions[name] = c
 			if s, runs := n.board.services[name]; runs {
 				n.wanted[name] = s
 			}
 			continue
 		}
-		s := f.service(min(whole(f.Rate), offers.reach(f)))
+		s := f.service(min(whole(f.Rate), n.offers.reach(f)))
 		if s.RateRPS = n.board.rest(name, s.RateRPS); s.RateRPS == 0 {
 			// What is fixed suffices. The rest stays until the state of its GPUs is known.
 			s.RateRPS = n.board.services[name].RateRPS
@@ -124,10 +130,14 @@ func (n *planner) admit() {
 			n.wanted[name] = s
 		}
 	}
-	n.limit(offers)
+	n.limit(n.offers)
 }
 
-// solve makes a plan, for lower rates if these do not fit.
+// solve makes a plan, for lower rates if these do not fit:
+//
+//  1. Functions that the fleet cannot serve completely, or only if functions of a higher priority move, stay as they run.
+//  2. The others get their places. Functions that stay may move for them.
+//  3. The first functions of step 1 get what is left. Nothing moves for them.
 func (n *planner) solve() (*change.Change, error) {
 	err := errors.New("namespaces have limits that no plan was found for")
 	for try := range tries {
@@ -140,9 +150,10 @@ func (n *planner) solve() (*change.Change, error) {
 			n.shrink(p, small, try)
 		case why != nil:
 			return nil, fmt.Errorf("make a plan: %w", why)
+		case n.displaces(c):
 		case n.exceeds(c.Plan, try):
 		default:
-			return c, nil
+			return n.keep(n.fill(c)), nil
 		}
 	}
 	return nil, fmt.Errorf("make a plan: %w", err)
@@ -176,17 +187,150 @@ func (n *planner) plan(p *plan.Problem) (c *change.Change, err error) {
 
 // shrink lowers the rates to what fits. The first functions are served.
 func (n *planner) shrink(p *plan.Problem, small *plan.TooSmall, try int) {
+	if len(n.fits) > 0 {
+		for name, rate := range n.fits {
+			n.lower(name, rate, v1alpha1.ReasonFleetTooSmall)
+		}
+		clear(n.fits)
+		return
+	}
 	// change reports what fits around services that stay. pack serves the first ones.
 	if _, err := pack.New().Plan(p); !errors.As(err, &small) || try > 0 {
 		// What pack fits, change does not find: leave out the last one.
 		last := &small.Services[len(small.Services)-1]
 		last.PlacedRPS = 0
 	}
+	alone := !slices.ContainsFunc(small.Services, func(s plan.Served) bool { return s.PlacedRPS >= s.RateRPS })
 	for _, served := range small.Services {
-		if served.PlacedRPS < served.RateRPS {
-			n.lower(served.Service, math.Floor(served.PlacedRPS*1000)/1000, v1alpha1.ReasonFleetTooSmall)
+		if served.PlacedRPS >= served.RateRPS {
+			continue
+		}
+		rate := math.Floor(served.PlacedRPS*1000) / 1000
+		if runs := n.board.services[served.Service].RateRPS; try == 0 && !alone {
+			if len(n.short) == 0 && runs > rate {
+				n.fits[served.Service] = rate // it may keep what it has, because all that come before it are served
+				rate = min(runs, served.RateRPS)
+			}
+			n.short = append(n.short, n.wanted[served.Service])
+			rate = min(rate, runs)
+		}
+		n.lower(served.Service, rate, v1alpha1.ReasonFleetTooSmall)
+	}
+}
+
+// displaces reports whether functions of a higher priority would move for others. Then these stay as they run.
+func (n *planner) displaces(made *change.Change) (any bool) {
+	moved := int32(math.MinInt32)
+	for _, s := range made.Services {
+		if s.Fate == change.Moves {
+			moved = max(moved, n.byName[s.Service].Priority)
 		}
 	}
+	for _, f := range n.functions {
+		s, wanted := n.wanted[f.String()]
+		if runs := n.board.services[f.String()].RateRPS; wanted && f.Priority < moved && s.RateRPS > runs {
+			n.short = append(n.short, s)
+			n.lower(s.Name, runs, v1alpha1.ReasonFleetTooSmall)
+			any = true
+		}
+	}
+	return any
+}
+
+// fill serves more of the short services if there is room around all others.
+func (n *planner) fill(made *change.Change) *change.Change {
+	if len(made.Plan.Segments) == 0 {
+		return made
+	}
+	for _, s := range n.short[:min(len(n.short), tries)] {
+		wanted, conditions := maps.Clone(n.wanted), maps.Clone(n.Conditions)
+		if more := n.grow(made, s); more != nil && !n.exceeds(more.Plan, 1) {
+			made = &change.Change{Plan: more.Plan, Steps: slices.Concat(made.Steps, more.Steps)}
+		} else {
+			n.wanted, n.Conditions = wanted, conditions
+		}
+	}
+	return made
+}
+
+// keep leaves short services as they run if none of them got more at the cost of later ones.
+func (n *planner) keep(made *change.Change) *change.Change {
+	if len(n.short) == 0 {
+		return made
+	}
+	for _, s := range n.short {
+		now, runs := n.wanted[s.Name].RateRPS, n.board.services[s.Name].RateRPS
+		if now > runs*(1+1e-9) {
+			return made
+		}
+		if now < runs {
+			break
+		}
+	}
+	wanted, conditions := maps.Clone(n.wanted), maps.Clone(n.Conditions)
+	for _, s := range n.short {
+		full := s.RateRPS
+		if s.RateRPS = min(full, n.board.services[s.Name].RateRPS); s.RateRPS > 0 {
+			n.wanted[s.Name] = s
+		}
+		if s.RateRPS == full && n.Conditions[s.Name].Message == "" {
+			delete(n.Conditions, s.Name)
+		}
+	}
+	if as, err := n.plan(n.problem()); err == nil && !n.exceeds(as.Plan, 1) {
+		return as
+	}
+	n.wanted, n.Conditions = wanted, conditions
+	return made
+}
+
+// grow changes a plan for more of one service. It returns nil if there is no room.
+func (n *planner) grow(made *change.Change, s plan.Service) *change.Change {
+	had := n.wanted[s.Name].RateRPS
+	all := s
+	all.RateRPS = n.offers.reach(n.byName[s.Name]) // more than the fleet serves, so the error says what fits around the others
+	n.wanted[s.Name] = all
+	_, err := change.From(made.Plan, n.problem())
+	small, isSmall := errors.AsType[*plan.TooSmall](err)
+	if !isSmall {
+		return nil
+	}
+	fits := small.Services[slices.IndexFunc(small.Services, func(o plan.Served) bool { return o.Service == s.Name })].PlacedRPS
+	full := s.RateRPS
+	if s.RateRPS = min(full, math.Floor(fits*1000)/1000); s.RateRPS <= had {
+		return nil
+	}
+	if n.wanted[s.Name] = s; s.RateRPS == full && n.Conditions[s.Name].Message == "" {
+		delete(n.Conditions, s.Name)
+	}
+	p := n.problem()
+	more, err := change.From(made.Plan, p)
+	if err != nil || verify.Plan(p, more.Plan) != nil ||
+		slices.ContainsFunc(more.Services, func(s change.Service) bool { return s.Fate == change.Moves }) {
+		return nil
+	}
+
+	// The second change knows a GPU that the first one leaves by another number, or gives its number to another model.
+	models, left := map[int]string{}, map[string]int{}
+	for _, stock := range n.stocks {
+		left[stock.GPU.Name] = stock.Count
+	}
+	for i, g := range n.board.used {
+		models[i] = g.Table.Name
+		left[g.Table.Name]--
+	}
+	for _, step := range slices.Concat(made.Steps, more.Steps) {
+		model, known := models[step.Segment.GPU]
+		if !known {
+			model = step.Segment.GPUModel
+			models[step.Segment.GPU] = model
+			left[model]--
+		}
+		if model != step.Segment.GPUModel || left[model] < 0 {
+			return nil
+		}
+	}
+	return more
 }
 
 // lower sets the rate of a function that cannot have all.

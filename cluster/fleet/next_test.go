@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"reflect"
 	"slices"
@@ -250,7 +251,7 @@ func holds(t tester, s *State, r *Result) {
 	for i := range s.GPUs {
 		health[s.GPUs[i].Name()] = s.GPUs[i].Health
 	}
-	serves, gpcs := map[string]float64{}, map[string]int{}
+	serves, gpcs, fixed := map[string]float64{}, map[string]int{}, map[string]int{}
 	devices, names, numbers := map[string]bool{}, map[string]bool{}, map[int32]bool{}
 	for _, p := range s.Plans {
 		table, _ := plan.Lookup(p.Spec.Table)
@@ -269,6 +270,9 @@ func holds(t tester, s *State, r *Result) {
 			}
 			serves[g.Namespace+"/"+g.Function] += g.Throughput.AsApproximateFloat64()
 			gpcs[g.Namespace] += sevenths(table, int(g.GPCs))
+			if health[p.Name] == Unknown {
+				fixed[g.Namespace] += sevenths(table, int(g.GPCs)) // stay, even if a limit falls
+			}
 		}
 	}
 	for _, f := range s.Functions {
@@ -292,7 +296,7 @@ func holds(t tester, s *State, r *Result) {
 		t.Fatalf("%s", r.Fleet.Message)
 	}
 	for namespace, most := range s.Limits {
-		if gpcs[namespace] > most {
+		if gpcs[namespace] > max(most, fixed[namespace]) {
 			t.Fatalf("namespace %s has %d GPCs, of %d", namespace, gpcs[namespace], most)
 		}
 	}
@@ -377,4 +381,41 @@ func TestRandom(t *testing.T) {
 			next(t, s)
 		}
 	})
+}
+
+// TestLowPriority adds a function of low priority that the fleet cannot serve completely, or only if others move. The others keep
+// their segments, and it gets what is left.
+func TestLowPriority(t *testing.T) {
+	for _, rate := range []float64{1e6, 9000, 3000} {
+		for seed := range uint64(10) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			s := &State{Fleet: "f", GPUs: gpus("a100-80", 6), Profiles: profiles(t)}
+			models := []string{"resnet50", "vgg19", "bert", "mobilenetv2"}
+			for i := range 12 {
+				f := function(fmt.Sprintf("a/f%d", i), models[i%len(models)], whole(50+400*random.Float64()))
+				f.Priority = 1
+				s.Functions = append(s.Functions, f)
+			}
+			if r := next(t, s); !r.Fleet.OK {
+				t.Fatalf("seed %d: the fleet is too small for the first functions: %+v", seed, r.Fleet)
+			}
+			// Some leave, so that free slots are spread.
+			s.Functions = slices.DeleteFunc(s.Functions, func(Function) bool { return random.IntN(3) == 0 })
+			next(t, s)
+
+			before := segments(s)
+			large := function("a/large", "resnet50", rate)
+			s.Functions = append(s.Functions, large)
+			r := next(t, s)
+			after := segments(s)
+			if got := r.Rates[large.String()]; got == 0 {
+				t.Errorf("rate %v, seed %d: it gets nothing: %+v", rate, seed, r.Conditions[large.String()])
+			}
+			for name, was := range before {
+				if !slices.Equal(after[name], was) || !r.Conditions[name].OK {
+					t.Errorf("rate %v, seed %d: %s moved from %v to %v, %+v", rate, seed, name, was, after[name], r.Conditions[name])
+				}
+			}
+		}
+	}
 }
