@@ -23,7 +23,6 @@
 // # What does not fit
 //
 // If the fleet is too small, functions of the highest priority come first. The others get the parts of their rates that fit around
-// those, and nothing moves for a part. A limit of
-// a namespace works in the same way for the namespace's functions. A function whose part is missing has a condition with the
-// planner's sentence.
+// those, and nothing moves for a part. A limit of a namespace works in the same way for the namespace's functions. A function
+// whose part is missing has a condition with the planner's sentence.
 package fleet
