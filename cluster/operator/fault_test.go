@@ -86,6 +86,21 @@ func TestClaimDeleted(t *testing.T) {
 	})
 }
 
+// TestWrongDevice gives a claim another device than planned. It and its pod are replaced.
+func TestWrongDevice(t *testing.T) {
+	w := onePod(t)
+	pod := get(w, "a/f-1", &corev1.Pod{})
+	c := get(w, "a/f-1", &resourceapi.ResourceClaim{})
+	c.Status.Allocation.Devices.Results[0].Device = "gpu-1-mig-2-4"
+	w.must(w.api.Status().Update(context.Background(), c))
+	w.settle()
+	w.wantServing("a/f-1")
+	got := get(w, "a/f-1", &resourceapi.ResourceClaim{}).Status.Allocation.Devices.Results[0].Device
+	if got != "gpu-0-mig-2-0" || get(w, "a/f-1", &corev1.Pod{}).UID == pod.UID {
+		t.Errorf("the segment runs on %s, want a new pod on gpu-0-mig-2-0", got)
+	}
+}
+
 func TestPodEvicted(t *testing.T) {
 	w := onePod(t)
 	p := get(w, "a/f-1", &corev1.Pod{})

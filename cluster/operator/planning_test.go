@@ -365,6 +365,45 @@ func TestPlanningFailures(t *testing.T) {
 		w.run(20)
 		w.wantReady("a/f")
 	})
+	t.Run("node not ready in mid-change", func(t *testing.T) {
+		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
+		w.run(40)
+		first := node(w)
+		f := get(w.world, "a/f", &v1alpha1.Function{})
+		f.Spec.Rate = testRate(7000, 7000)
+		w.must(w.api.Update(t.Context(), f))
+
+		// The node that the change needs, and that served nothing, fails when its pods are made.
+		lost := ""
+		w.after = func(write string) {
+			if name, ok := strings.CutPrefix(write, "create Pod "); ok && lost == "" {
+				pod := get(w.world, name, &corev1.Pod{})
+				on := get(w.world, pod.Labels[v1alpha1.GPUPlanLabel], &v1alpha1.GPUPlan{}).Spec.Node
+				if on == first {
+					return
+				}
+				lost, w.unready[pod.Name] = on, true
+				n := get(w.world, lost, &corev1.Node{})
+				n.Status.Conditions[0].Status = corev1.ConditionFalse
+				w.must(w.api.Status().Update(t.Context(), n))
+				w.must(w.api.Update(t.Context(), n))
+			}
+		}
+		w.run(40)
+		if lost == "" || lost == first {
+			t.Fatalf("the change made no pod on another node than %s", first)
+		}
+		var plans v1alpha1.GPUPlanList
+		w.must(w.api.List(t.Context(), &plans))
+		for _, p := range plans.Items {
+			if p.Spec.Node == lost && len(p.Spec.Segments) > 0 {
+				t.Errorf("GPUPlan %s still has segments on %s", p.Name, lost)
+			}
+		}
+		if s := w.status("a/f"); s.ReadySegments == 0 || s.ReadySegments != s.Segments || w.unfinished() > 0 {
+			t.Errorf("40 s after the failure: %+v; %d changes are not finished", s, w.unfinished())
+		}
+	})
 	t.Run("cordoned", func(t *testing.T) {
 		w := newPlannedWorld(t, testFunction("a/f", 5001, testRate(300, 300)))
 		w.run(40)
@@ -394,8 +433,12 @@ func TestPlanningRefuses(t *testing.T) {
 	fast := testFunction("a/fast", 5002, testRate(100, 100))
 	fast.Spec.SLO.Duration = time.Millisecond
 	large := testFunction("a/large", 5003, testRate(1e6, 1e6))
+	twice := testFunction("a/twice", 5004, testRate(100, 100))
 	w := newPlannedWorld(t, unknown, fast, large, testFunction("a/f", 5004, testRate(100, 100)))
+	w.now = w.now.Add(time.Second)
+	w.add(twice)
 	w.run(60)
+	w.wantCondition("a/twice", v1alpha1.ReasonConflict, "function f of the namespace, which is older, has it")
 	w.wantReady("a/f")
 	w.wantCondition("a/unknown", v1alpha1.ReasonNoProfile, "no-such-model")
 	w.wantCondition("a/fast", v1alpha1.ReasonInfeasible, "fast")
