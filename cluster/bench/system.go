@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -29,6 +30,8 @@ const (
 	fleetName       = "pool"
 	namespaces      = 20
 	pprofAddress    = "127.0.0.1:6060"
+	// lease is long. On a busy machine, nodes would else not be Ready, and their segments would be planned elsewhere.
+	lease = 10 * time.Minute
 	// segmentRate is how many requests per second the Profiles say that a segment serves.
 	segmentRate = 100
 	// writers is how many objects are created at once.
@@ -67,7 +70,7 @@ func start(ctx context.Context, o options) (*system, error) {
 	}
 
 	c, err := kubetest.StartControlPlane(ctx, kubetest.Options{
-		Scheduler: true, Controllers: true, Kwok: true, Manifests: []string{filepath.Join(o.chart, "crds"), installation},
+		Scheduler: true, Controllers: true, Kwok: true, Lease: lease, Manifests: []string{filepath.Join(o.chart, "crds"), installation},
 	})
 	if err != nil {
 		return nil, err
@@ -130,7 +133,8 @@ func (s *system) makeFunctions(ctx context.Context, o options) error {
 
 func namespace(function int) string { return fmt.Sprintf("bench-%d", function%namespaces) }
 
-// runOperator starts the operator with the rights of the chart.
+// runOperator starts the operator with the rights of the chart. It is the only one, so it needs no lease, which it would lose
+// when the machine is too busy.
 func (s *system) runOperator(program string) (*kubetest.Process, error) {
 	config, err := s.ServiceAccount(systemNamespace, "penstock-operator")
 	if err != nil {
@@ -141,7 +145,7 @@ func (s *system) runOperator(program string) (*kubetest.Process, error) {
 		return nil, err
 	}
 	p, err := s.Run("operator", nil, program, "--kubeconfig", kubeconfig, "--namespace", systemNamespace,
-		"--agent-image", "penstock-agent:1", "--health-address", "0", "--metrics-address", "0", "--pprof-address", pprofAddress)
+		"--agent-image", "penstock-agent:1", "--leader-elect=false", "--health-address", "0", "--metrics-address", "0", "--pprof-address", pprofAddress)
 	if err != nil {
 		return nil, err
 	}
@@ -167,8 +171,10 @@ func (b *bench) await(ctx context.Context, operator *kubetest.Process, fact func
 		case err == nil:
 			return nil
 		case operator.Ended():
+			b.explain()
 			return fmt.Errorf("the operator has ended: %w", err)
 		case ctx.Err() != nil:
+			b.explain()
 			return fmt.Errorf("%w; the last answer was: %w", context.Cause(ctx), err)
 		}
 		if time.Since(said) > 20*time.Second {
@@ -177,6 +183,20 @@ func (b *bench) await(ctx context.Context, operator *kubetest.Process, fact func
 		}
 		time.Sleep(time.Second)
 	}
+}
+
+// explain prints what the operator may be waiting for.
+func (b *bench) explain() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, kinds := range []string{"fleets", "planchanges", "nodes"} {
+		out, err := b.Kubectl(ctx, nil, "get", kinds, "-o", "wide")
+		lines := strings.SplitAfter(string(out), "\n")
+		fmt.Fprintln(b.out, strings.Join(lines[max(0, len(lines)-12):], ""), err)
+	}
+	log, err := os.ReadFile(b.Process("operator").Log())
+	lines := strings.SplitAfter(string(log), "\n")
+	fmt.Fprintln(b.out, strings.Join(lines[max(0, len(lines)-20):], ""), err)
 }
 
 // services returns nil if each function has a Service.
@@ -283,7 +303,7 @@ func (b *bench) heap(ctx context.Context) error {
 	if b.profiles == "" {
 		return nil
 	}
-	return b.save(ctx, &rest.Config{Host: pprofAddress}, "heap", "1", "heap")
+	return b.save(ctx, &rest.Config{Host: pprofAddress}, "heap", "", "heap")
 }
 
 // save writes a profile of a program to a file.
@@ -292,7 +312,11 @@ func (b *bench) save(ctx context.Context, config *rest.Config, kind, seconds, na
 	if err != nil {
 		return err
 	}
-	content, err := api.RESTClient().Get().AbsPath("/debug/pprof/"+kind).Param("seconds", seconds).DoRaw(ctx)
+	get := api.RESTClient().Get().AbsPath("/debug/pprof/" + kind)
+	if seconds != "" {
+		get = get.Param("seconds", seconds)
+	}
+	content, err := get.DoRaw(ctx)
 	if err != nil {
 		return fmt.Errorf("read profile of %s: %w", name, err)
 	}

@@ -14,6 +14,7 @@ package kubetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,9 @@ type Options struct {
 	// Kwok lets the pods of fake nodes run. In a program that is Isolated, their addresses are the program's own, so that
 	// it can answer for them.
 	Kwok bool
+	// Lease is how long the lease of a fake node lasts. Kwok renews it four times as often. Half of it after the last time, the
+	// node is no longer Ready. The default is 40 s, as for a kubelet.
+	Lease time.Duration
 	// Reviews is called with each request of a service account before it is authorized. It includes the rights that the API
 	// server demands in addition, such as that to bind a role. Several goroutines may call it.
 	Reviews func(authorizationv1.SubjectAccessReviewSpec)
@@ -130,11 +134,12 @@ func (c *Cluster) start(ctx context.Context, o Options) error {
 	}
 
 	// Those below find the API server again by themselves. Like its other clients, they write as fast as it lets them.
+	lease := cmp.Or(o.Lease, 40*time.Second)
 	kubeconfig, fast := c.Kubeconfig(), []string{"--kube-api-qps=5000", "--kube-api-burst=5000"}
 	if o.Controllers {
 		err := c.run("kube-controller-manager", nil, append(fast,
 			"--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port=0", "--allocate-node-cidrs=false",
-			"--node-monitor-grace-period=20s", "--node-monitor-period=1s",
+			"--node-monitor-grace-period", (lease/2).String(), "--node-monitor-period=1s",
 			"--service-account-private-key-file", c.folder.file("accounts.key"), "--root-ca-file", c.folder.file("ca.crt"))...)
 		if err != nil {
 			return err
@@ -156,7 +161,7 @@ func (c *Cluster) start(ctx context.Context, o Options) error {
 			}
 		}
 		err := c.run("kwok", nil, "--config", config, "--cidr", fakePods, "--kubeconfig", kubeconfig, "--manage-all-nodes=false",
-			"--node-lease-duration-seconds=40",
+			"--node-lease-duration-seconds", strconv.Itoa(int(lease.Seconds())),
 			"--manage-nodes-with-annotation-selector="+fakeAnnotation+"="+fakeValue)
 		if err != nil {
 			return err
