@@ -47,10 +47,20 @@ type GPU struct {
 	Why string
 	// Devices are the names of its DRA devices.
 	Devices map[Start]string
+
+	name string
+	cuts string // Table.Sizes as a text
 }
 
 // Name is the name of the GPU's GPUPlan.
 func (g *GPU) Name() string {
+	if g.name != "" {
+		return g.name
+	}
+	return g.newName()
+}
+
+func (g *GPU) newName() string {
 	if name := strings.ToLower(g.UUID); len(validation.IsDNS1123Label(name)) == 0 {
 		return name
 	}
@@ -84,6 +94,45 @@ type Objects struct {
 	Cut, Heard sets.Set[string]
 	// Silent has the names of GPUPlans none of whose pods answers.
 	Silent map[string]bool
+	// Read, if not nil, has what was read of the pools before. GPUs updates it.
+	Read *Read
+}
+
+// Read remembers the GPUs of pools whose slices stay the same. To read the slices of a large cluster takes longer than all else.
+type Read struct {
+	pools map[[2]string]readPool // by driver and pool
+}
+
+type readPool struct {
+	slices []*resourceapi.ResourceSlice
+	gpus   []GPU
+}
+
+// cut returns the GPUs of a pool, as the function cut does. The caller does not change them.
+func (r *Read) cut(driver, pool string, list []*resourceapi.ResourceSlice) []GPU {
+	if r == nil {
+		return cut(driver, list)
+	}
+	key := [2]string{driver, pool}
+	same := func(a, b *resourceapi.ResourceSlice) bool {
+		return a.UID == b.UID && a.ResourceVersion == b.ResourceVersion
+	}
+	known, ok := r.pools[key]
+	if !ok || !slices.EqualFunc(known.slices, list, same) {
+		known = readPool{list, cut(driver, list)}
+		if r.pools == nil {
+			r.pools = map[[2]string]readPool{}
+		}
+		r.pools[key] = known
+	}
+	return known.gpus
+}
+
+// keep forgets the pools of a driver that are gone.
+func (r *Read) keep(driver string, whole map[string][]*resourceapi.ResourceSlice) {
+	if r != nil {
+		maps.DeleteFunc(r.pools, func(key [2]string, _ readPool) bool { return key[0] == driver && whole[key[1]] == nil })
+	}
 }
 
 // A Fleet is what was observed of one.
@@ -139,8 +188,9 @@ func (o *Objects) GPUs(f *v1alpha1.Fleet) Fleet {
 
 	found := map[[2]string]*GPU{} // by pool and UUID
 	whole := o.pools(f.Spec.Driver)
+	o.Read.keep(f.Spec.Driver, whole)
 	for _, pool := range slices.Sorted(maps.Keys(whole)) {
-		for _, g := range cut(f.Spec.Driver, whole[pool]) {
+		for _, g := range o.Read.cut(f.Spec.Driver, pool, whole[pool]) {
 			if nodes[g.Node] == nil {
 				continue
 			}
@@ -294,6 +344,7 @@ func cut(driver string, list []*resourceapi.ResourceSlice) []GPU {
 		if err != nil {
 			g.Why = err.Error()
 		}
+		g.name, g.cuts = g.newName(), fmt.Sprint(g.Table.Sizes)
 		out = append(out, g.GPU)
 	}
 	return out
@@ -351,18 +402,20 @@ func published(table plan.GPU, devices map[Start]string) plan.GPU {
 // odd makes GPUs unusable whose driver publishes other places than on most GPUs of the same model. A plan has one table per
 // model.
 func odd(found map[[2]string]*GPU) (messages []string) {
-	cuts := func(g *GPU) string { return fmt.Sprint(g.Table.Sizes) }
 	count := map[string]map[string]int{}
 	for _, g := range found {
 		if count[g.Table.Name] == nil {
 			count[g.Table.Name] = map[string]int{}
 		}
-		count[g.Table.Name][cuts(g)]++
+		count[g.Table.Name][g.cuts]++
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(found), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
 		g := found[key]
+		if len(count[g.Table.Name]) == 1 {
+			continue
+		}
 		for other, n := range count[g.Table.Name] {
-			if own := cuts(g); n > count[g.Table.Name][own] || n == count[g.Table.Name][own] && other < own {
+			if own := g.cuts; n > count[g.Table.Name][own] || n == count[g.Table.Name][own] && other < own {
 				messages = append(messages, fmt.Sprintf("%s on node %s: its driver publishes other MIG devices than on most GPUs of table %s", g.UUID, g.Node, g.Table.Name))
 				delete(found, key)
 				break
@@ -469,8 +522,11 @@ func (o *Objects) tainted(f *v1alpha1.Fleet, found map[[2]string]*GPU, whole map
 						key = r.Spec.Taint.Key
 					}
 				}
+				if key == "" {
+					continue
+				}
 				uuid := cmp.Or(attribute(f.Spec.Driver, d, "parentUUID"), attribute(f.Spec.Driver, d, "uuid"))
-				if g := found[[2]string{pool, uuid}]; g != nil && key != "" {
+				if g := found[[2]string{pool, uuid}]; g != nil {
 					health{Leaving, "device " + d.Name + " has the taint " + key}.apply(g)
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"math"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -31,30 +32,44 @@ type Fleets struct {
 	Namespace string
 	// Prometheus may read the metrics of nodes; nil: only the operator may.
 	Prometheus *networkingv1.NetworkPolicyPeer
+	Now        func() time.Time
+
+	pause pause
 }
 
 // Reconcile writes what a fleet needs around its GPUPlans.
 func (r *Fleets) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if left := r.pause.left(r.Now()); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	began := r.Now()
 	fleet := &v1alpha1.Fleet{}
 	if err := r.Get(ctx, req.NamespacedName, fleet); err != nil || fleet.DeletionTimestamp != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	return result(0, r.taint(ctx, fleet), r.prepare(ctx, fleet))
+	prepared := r.prepare(ctx, fleet)
+	more, tainted := r.taint(ctx, fleet)
+	if more {
+		return result(time.Millisecond, prepared, tainted)
+	}
+	r.pause.after(began, r.Now())
+	return result(0, prepared, tainted)
 }
 
 // taint keeps one DeviceTaintRule per pool of the fleet's nodes. The scheduler then gives its devices to no claim that does not
-// tolerate the taint. Pods that have a device already keep it: the planner plans around them.
-func (r *Fleets) taint(ctx context.Context, fleet *v1alpha1.Fleet) error {
+// tolerate the taint. Pods that have a device already keep it: the planner plans around them. Namespaces do not wait for the
+// rules of a large fleet: more says that some are left.
+func (r *Fleets) taint(ctx context.Context, fleet *v1alpha1.Fleet) (more bool, err error) {
 	driver := cmp.Or(fleet.Spec.Driver, defaultDriver)
 	var nodes corev1.NodeList
 	var published resourceapi.ResourceSliceList
 	var rules resourceapi.DeviceTaintRuleList
 	if err := errors.Join(
-		r.List(ctx, &nodes, client.MatchingLabelsSelector{Selector: labels.SelectorFromSet(fleet.Spec.NodeSelector)}),
+		r.List(ctx, &nodes, client.MatchingLabelsSelector{Selector: labels.SelectorFromSet(fleet.Spec.NodeSelector)}, client.UnsafeDisableDeepCopy),
 		r.List(ctx, &published, client.UnsafeDisableDeepCopy),
-		r.List(ctx, &rules, client.MatchingLabels{v1alpha1.FleetLabel: fleet.Name}),
+		r.List(ctx, &rules, client.MatchingLabels{v1alpha1.FleetLabel: fleet.Name}, client.UnsafeDisableDeepCopy),
 	); err != nil {
-		return err
+		return false, err
 	}
 	ours := sets.New[string]()
 	for _, n := range nodes.Items {
@@ -67,12 +82,22 @@ func (r *Fleets) taint(ctx context.Context, fleet *v1alpha1.Fleet) error {
 		}
 	}
 
-	wanted := sets.New[string]()
+	wanted, have := sets.New[string](), sets.New[string]()
+	for i := range rules.Items {
+		have.Insert(rules.Items[i].Name)
+	}
+	made := 0
 	var failed []error
 	for _, pool := range sets.List(pools) {
 		sum := sha256.Sum256([]byte(fleet.Name + "/" + driver + "/" + pool)) // a pool's name has characters that others must not have
 		rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "penstock-" + hex.EncodeToString(sum[:8])}}
 		wanted.Insert(rule.Name)
+		if !have.Has(rule.Name) {
+			if made++; made > rulesAtOnce {
+				more = true
+				continue
+			}
+		}
 		failed = append(failed, r.ensure(ctx, fleet, rule, func() {
 			metav1.SetMetaDataLabel(&rule.ObjectMeta, v1alpha1.FleetLabel, fleet.Name)
 			rule.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: &driver, Pool: &pool}
@@ -86,8 +111,11 @@ func (r *Fleets) taint(ctx context.Context, fleet *v1alpha1.Fleet) error {
 			failed = append(failed, client.IgnoreNotFound(r.Delete(ctx, rule)))
 		}
 	}
-	return errors.Join(failed...)
+	return more, errors.Join(failed...)
 }
+
+// rulesAtOnce is how many rules are made before the controller looks after namespaces again.
+const rulesAtOnce = 50
 
 // prepare makes what the fleet's pods need in each namespace.
 func (r *Fleets) prepare(ctx context.Context, fleet *v1alpha1.Fleet) error {

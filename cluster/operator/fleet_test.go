@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -28,7 +29,7 @@ func TestPages(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := testWorld(t)
-			fleets := &Fleets{Client: w.api, Namespace: "penstock-system", Prometheus: test.prometheus}
+			fleets := &Fleets{Client: w.api, Namespace: "penstock-system", Prometheus: test.prometheus, Now: time.Now}
 			if err := fleets.prepareNamespace(t.Context(), get(w, "lab", &v1alpha1.Fleet{}), "a"); err != nil {
 				t.Fatal(err)
 			}

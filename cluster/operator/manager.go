@@ -187,5 +187,5 @@ func Add(ctx context.Context, m manager.Manager, o Options) error {
 		Watches(&v1alpha1.GPUPlan{}, handler.EnqueueRequestsFromMapFunc(fleetOf), onSpec).
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(fleets(c)), builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Watches(&resourceapi.ResourceSlice{}, handler.EnqueueRequestsFromMapFunc(fleets(c)), onSpec).
-		Complete(&Fleets{Client: c, Namespace: o.Namespace, Prometheus: o.Prometheus})
+		Complete(&Fleets{Client: c, Namespace: o.Namespace, Prometheus: o.Prometheus, Now: time.Now})
 }

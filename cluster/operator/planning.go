@@ -47,6 +47,8 @@ type Planning struct {
 
 	maxSteps int // of a PlanChange
 
+	pause  pause
+	slices fleet.Read
 	rates  *fleet.Rates
 	readAt time.Time                      // when pages are read next
 	silent sets.Set[types.NamespacedName] // pods that did not answer
@@ -83,6 +85,11 @@ type clusterState struct {
 
 // Reconcile reads rates, plans each fleet, and writes the changes and what people want to know.
 func (r *Planning) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	if left := r.pause.left(r.Now()); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	began := r.Now()
+	defer func() { r.pause.after(began, r.Now()) }()
 	var c clusterState
 	for _, list := range []client.ObjectList{&c.fleets, &c.functions, &c.profiles, &c.plans, &c.changes, &c.nodes, &c.slices, &c.claims, &c.taints} {
 		if err := r.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
@@ -103,7 +110,7 @@ func (r *Planning) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 
 	known, failed := r.profiles(ctx, &c)
 	objects := fleet.Objects{Fleets: pointers(c.fleets.Items), Nodes: pointers(c.nodes.Items), Slices: pointers(c.slices.Items),
-		Claims: pointers(c.claims.Items), Taints: pointers(c.taints.Items), Plans: pointers(c.plans.Items), Cut: c.cut, Heard: r.Silence.Heard(), Silent: r.silentPlans(c.plans.Items)}
+		Claims: pointers(c.claims.Items), Taints: pointers(c.taints.Items), Plans: pointers(c.plans.Items), Cut: c.cut, Heard: r.Silence.Heard(), Silent: r.silentPlans(c.plans.Items), Read: &r.slices}
 	for i := range c.fleets.Items {
 		if f := &c.fleets.Items[i]; f.DeletionTimestamp == nil {
 			failed = append(failed, r.plan(ctx, f, &c, &objects, known))

@@ -222,7 +222,7 @@ type runner struct {
 func (w *world) operator() []runner {
 	c, now := w.client(), func() time.Time { return w.now }
 	return []runner{
-		{&Fleets{Client: c, Namespace: "penstock-system"}, &v1alpha1.FleetList{}},
+		{&Fleets{Client: c, Namespace: "penstock-system", Now: func() time.Time { return w.now }}, &v1alpha1.FleetList{}},
 		{&Changes{c, w.api, now}, &v1alpha1.FleetList{}},
 		{&GPUs{c, w.agents, w.silence, "agent:1", now}, &v1alpha1.GPUPlanList{}},
 		{&Functions{c, events.NewFakeRecorder(100)}, &v1alpha1.FunctionList{}},
