@@ -20,11 +20,16 @@ import (
 const (
 	// stepLimit is how long a change may make no progress.
 	stepLimit = 2 * time.Minute
+	// briefly is how long progress within a wave may be written late.
+	briefly = time.Second
+	// maxAtOnce is how many changes create segments at the same time.
+	maxAtOnce = 4
 	// keptChanges is how many finished changes of a fleet are kept, for people.
 	keptChanges = 10
 )
 
-// Changes is the change controller. It takes the steps of a fleet's changes, one change after another.
+// Changes is the change controller. It takes the steps of a fleet's changes, one change after another. A change that only
+// creates segments to its end does not keep the next one from creating its own: a large plan has many changes.
 //
 // Steps of the same kind that follow each other are taken at once: they do not depend on each other, because planner/change
 // destroys nothing before its replacement serves. They are a wave. The next wave begins when all steps of the last one are in
@@ -56,24 +61,46 @@ func (r *Changes) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 	slices.SortFunc(list.Items, func(a, b v1alpha1.PlanChange) int {
 		return cmp.Or(cmp.Compare(a.Spec.Number, b.Spec.Number), cmp.Compare(a.Name, b.Name))
 	})
-	i := slices.IndexFunc(list.Items, func(c v1alpha1.PlanChange) bool { return !c.Status.Phase.Finished() })
-	if i < 0 {
+	left := slices.DeleteFunc(slices.Clone(list.Items), func(c v1alpha1.PlanChange) bool { return c.Status.Phase.Finished() })
+	if len(left) == 0 {
 		return result(0, r.prune(ctx, list.Items))
 	}
 
+	wait, failed := time.Duration(0), []error(nil)
+	for i := range min(len(left), maxAtOnce) {
+		p, err := r.take(ctx, fleet, &left[i])
+		failed = append(failed, err)
+		if p == nil {
+			break
+		}
+		if more := p.left(); wait == 0 || more > 0 && more < wait {
+			wait = more
+		}
+		if err != nil || i+1 < len(left) && !p.lets(&left[i+1]) {
+			break
+		}
+	}
+	return result(wait, failed...)
+}
+
+// take takes the next steps of a change. It returns nil if the cache does not know yet what became of the change.
+func (r *Changes) take(ctx context.Context, fleet *v1alpha1.Fleet, known *v1alpha1.PlanChange) (*progress, error) {
 	change := &v1alpha1.PlanChange{}
-	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(&list.Items[i]), change); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(known), change); err != nil {
+		return nil, client.IgnoreNotFound(err)
 	}
 	if change.Status.Phase.Finished() || change.DeletionTimestamp != nil {
-		return reconcile.Result{}, nil // the cache will show it, and call again
+		return nil, nil // the cache will show it, and call again
 	}
-	p := progress{change: change, now: r.Now(), plans: map[string]*v1alpha1.GPUPlan{}}
+	p := &progress{change: change, now: r.Now(), plans: map[string]*v1alpha1.GPUPlan{}}
 	for _, step := range p.reach() {
+		if p.plans[step.GPUPlan] != nil {
+			continue
+		}
 		plan := &v1alpha1.GPUPlan{}
 		err := r.Get(ctx, client.ObjectKey{Name: step.GPUPlan}, plan)
 		if client.IgnoreNotFound(err) != nil {
-			return reconcile.Result{}, err
+			return nil, err
 		}
 		if err == nil {
 			p.plans[plan.Name] = plan
@@ -88,11 +115,11 @@ func (r *Changes) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 	if status.Phase == v1alpha1.Failed {
 		failed = append(failed, r.abandon(ctx, change))
 	}
-	if err := errors.Join(failed...); err == nil && !equality.Semantic.DeepEqual(change.Status, status) {
+	if err := errors.Join(failed...); err == nil && !equality.Semantic.DeepEqual(change.Status, status) && !p.brief(status) {
 		change.Status = status
 		failed = append(failed, r.Status().Update(ctx, change))
 	}
-	return result(p.left(), failed...)
+	return p, errors.Join(failed...)
 }
 
 // write stores an edited plan, or makes it.
@@ -105,7 +132,8 @@ func (r *Changes) write(ctx context.Context, fleet *v1alpha1.Fleet, plan *v1alph
 	return r.Create(ctx, plan)
 }
 
-// abandon fails the changes that wait for one that failed: they were made for a plan that does not come.
+// abandon fails the changes after one that failed: they were made for a plan that does not come. Segments that they have
+// created stay until the planner ends them.
 func (r *Changes) abandon(ctx context.Context, failed *v1alpha1.PlanChange) error {
 	var list v1alpha1.PlanChangeList
 	if err := r.Live.List(ctx, &list); err != nil {
@@ -113,7 +141,7 @@ func (r *Changes) abandon(ctx context.Context, failed *v1alpha1.PlanChange) erro
 	}
 	for i := range list.Items {
 		c := &list.Items[i]
-		if c.Spec.Fleet != failed.Spec.Fleet || c.Name == failed.Name || c.Status.Phase.Finished() {
+		if c.Spec.Fleet != failed.Spec.Fleet || c.Spec.Number <= failed.Spec.Number || c.Status.Phase.Finished() {
 			continue
 		}
 		c.Status.Phase = v1alpha1.Failed
@@ -141,6 +169,7 @@ type progress struct {
 	plans  map[string]*v1alpha1.GPUPlan // of the steps within reach, by name
 	now    time.Time
 	edited []string
+	soon   bool // the status is written soon
 }
 
 // reach returns the steps that next looks at: the wave, or what is taken back.
@@ -172,6 +201,9 @@ func (p *progress) sinceDestroy(from int) int {
 
 // left returns how long the change may still make no progress. 0: it has not begun.
 func (p *progress) left() time.Duration {
+	if p.soon {
+		return briefly
+	}
 	if p.change.Status.ProgressedAt == nil {
 		return 0
 	}
@@ -200,6 +232,22 @@ func (p *progress) next() (v1alpha1.PlanChangeStatus, []*v1alpha1.GPUPlan) {
 		edited = append(edited, p.plans[name])
 	}
 	return status, edited
+}
+
+// lets reports whether the next change may create segments while this one does.
+func (p *progress) lets(next *v1alpha1.PlanChange) bool {
+	creates := func(s v1alpha1.Step) bool { return s.Op == v1alpha1.Create }
+	from, to := p.wave()
+	return p.change.Status.Phase == v1alpha1.Running && to == len(p.change.Spec.Steps) && creates(p.change.Spec.Steps[min(from, to-1)]) &&
+		creates(next.Spec.Steps[0])
+}
+
+// brief reports whether a new status says too little to be written now: a change is a large object.
+func (p *progress) brief(status v1alpha1.PlanChangeStatus) bool {
+	was := p.change.Status
+	_, to := p.wave()
+	p.soon = was.ProgressedAt != nil && was.Phase == status.Phase && int(status.Done) < to && p.now.Sub(was.ProgressedAt.Time) < briefly
+	return p.soon
 }
 
 // late reports whether the change has made no progress for too long.
