@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +27,8 @@ const (
 	pollInterval = 200 * time.Millisecond
 	// podBackoff is the min age of a pod that has ended, before another one replaces it.
 	podBackoff = 10 * time.Second
+	// statusDelay is how long news that only people read, and more peers, may wait. Segments that start have much of both.
+	statusDelay = 3 * time.Second
 )
 
 // GPUs is the GPU controller. A segment goes through these states:
@@ -45,10 +48,11 @@ type GPUs struct {
 type gpu struct {
 	plan      *v1alpha1.GPUPlan
 	workloads []workload
-	pool      *pool
+	pool      func() (*pool, error) // read when it is needed
 	claims    map[client.ObjectKey]*resourceapi.ResourceClaim
 	pods      map[client.ObjectKey]*corev1.Pod
 	prepares  bool // a namespace has no service account yet
+	moved     bool // a claim or a pod was made or allocated just now
 }
 
 // Reconcile compares a GPU's workloads with its plan, changes them, and writes the status.
@@ -84,27 +88,28 @@ func (r *GPUs) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.
 		}
 	}
 
-	switch {
-	case !equality.Semantic.DeepEqual(plan.Status, status):
+	switch now := r.Now(); {
+	case equality.Semantic.DeepEqual(plan.Status, status):
+		if len(g.workloads)+len(g.claims)+len(g.pods) == 0 {
+			// The GPU is free. The object stays if a segment was planned in the meantime.
+			failed = append(failed, r.Delete(ctx, plan, client.Preconditions{ResourceVersion: &plan.ResourceVersion}))
+		}
+	case g.young(now) && !urgent(plan.Status, status):
+		return result(min(cmp.Or(g.wait(now), statusDelay), statusDelay), failed...)
+	default:
 		plan.Status = status
 		failed = append(failed, r.Status().Update(ctx, plan))
-	case len(g.workloads)+len(g.claims)+len(g.pods) == 0:
-		// The GPU is free. The object stays if a segment was planned in the meantime.
-		failed = append(failed, r.Delete(ctx, plan, client.Preconditions{ResourceVersion: &plan.ResourceVersion}))
 	}
 	return result(g.wait(r.Now()), failed...)
 }
 
+// observe reads what the cache has of a GPU. Only deep copies of it are changed.
 func (r *GPUs) observe(ctx context.Context, fleet *v1alpha1.Fleet, plan *v1alpha1.GPUPlan) (*gpu, error) {
-	driver := cmp.Or(fleet.Spec.Driver, defaultDriver)
-	var published resourceapi.ResourceSliceList
-	var allocated, claims resourceapi.ResourceClaimList
+	var claims resourceapi.ResourceClaimList
 	var pods corev1.PodList
 	if err := errors.Join(
-		r.List(ctx, &published, client.MatchingFields{byPool: driver + "/" + plan.Spec.Pool}),
-		r.List(ctx, &allocated, client.MatchingFields{byPool: driver + "/" + plan.Spec.Pool}),
-		r.List(ctx, &claims, client.MatchingFields{byGPUPlan: plan.Name}),
-		r.List(ctx, &pods, client.MatchingFields{byGPUPlan: plan.Name}),
+		r.List(ctx, &claims, client.MatchingFields{byGPUPlan: plan.Name}, client.UnsafeDisableDeepCopy),
+		r.List(ctx, &pods, client.MatchingFields{byGPUPlan: plan.Name}, client.UnsafeDisableDeepCopy),
 	); err != nil {
 		return nil, err
 	}
@@ -112,7 +117,7 @@ func (r *GPUs) observe(ctx context.Context, fleet *v1alpha1.Fleet, plan *v1alpha
 	g := &gpu{
 		plan:      plan,
 		workloads: desired(fleet, plan, r.AgentImage),
-		pool:      newPool(driver, plan.Spec.Pool, published.Items, allocated.Items),
+		pool:      sync.OnceValues(func() (*pool, error) { return r.pool(ctx, fleet, plan) }),
 		claims:    map[client.ObjectKey]*resourceapi.ResourceClaim{},
 		pods:      map[client.ObjectKey]*corev1.Pod{},
 	}
@@ -123,6 +128,18 @@ func (r *GPUs) observe(ctx context.Context, fleet *v1alpha1.Fleet, plan *v1alpha
 		g.pods[client.ObjectKeyFromObject(&pods.Items[i])] = &pods.Items[i]
 	}
 	return g, nil
+}
+
+// pool reads the devices of a GPU's pool, and the claims that have them.
+func (r *GPUs) pool(ctx context.Context, fleet *v1alpha1.Fleet, plan *v1alpha1.GPUPlan) (*pool, error) {
+	driver := cmp.Or(fleet.Spec.Driver, defaultDriver)
+	in := client.MatchingFields{byPool: driver + "/" + plan.Spec.Pool}
+	var published resourceapi.ResourceSliceList
+	var allocated resourceapi.ResourceClaimList
+	if err := errors.Join(r.List(ctx, &published, in, client.UnsafeDisableDeepCopy), r.List(ctx, &allocated, in, client.UnsafeDisableDeepCopy)); err != nil {
+		return nil, err
+	}
+	return newPool(driver, plan.Spec.Pool, published.Items, allocated.Items), nil
 }
 
 // removeRest deletes the pods and claims of segments that are no longer planned.
@@ -175,6 +192,7 @@ func (r *GPUs) advance(ctx context.Context, g *gpu, w workload, status v1alpha1.
 		if err := r.Create(ctx, claim); err != nil {
 			return "", fmt.Errorf("create claim: %w", err)
 		}
+		g.moved = true
 	}
 	switch {
 	case claim.DeletionTimestamp != nil:
@@ -197,7 +215,11 @@ func (r *GPUs) advance(ctx context.Context, g *gpu, w workload, status v1alpha1.
 // allocate gives a claim its planned device.
 func (r *GPUs) allocate(ctx context.Context, g *gpu, w workload, c *resourceapi.ResourceClaim) (message string, err error) {
 	planned := w.Claim.Status.Allocation
-	if message := g.pool.taken(c, w.device()); message != "" {
+	pool, err := g.pool()
+	if err != nil {
+		return "", err
+	}
+	if message := pool.taken(c, w.device()); message != "" {
 		return message, nil
 	}
 	c = c.DeepCopy()
@@ -212,23 +234,33 @@ func (r *GPUs) allocate(ctx context.Context, g *gpu, w workload, c *resourceapi.
 	if err := r.Status().Update(ctx, c); err != nil {
 		return "", fmt.Errorf("allocate device %s to claim: %w", w.device(), err)
 	}
-	g.pool.add(c)
+	pool.add(c)
+	g.moved = true
 	return "the claim is being allocated", nil
 }
 
 // start creates a pod. The cache has shown that the claim has the device, so it shows each claim that had it earlier, too.
 func (r *GPUs) start(ctx context.Context, g *gpu, w workload, c *resourceapi.ResourceClaim) (message string, err error) {
-	if message := g.pool.taken(c, w.device()); message != "" {
-		return message, r.remove(ctx, c)
-	}
 	account := client.ObjectKey{Namespace: w.Pod.Namespace, Name: AgentName}
 	if err := r.Get(ctx, account, &corev1.ServiceAccount{}); err != nil {
 		g.prepares = apierrors.IsNotFound(err)
 		return "the namespace is being prepared", client.IgnoreNotFound(err)
 	}
-	if err := r.Create(ctx, w.Pod.DeepCopy()); err != nil {
+	pool, err := g.pool()
+	if err != nil {
+		return "", err
+	}
+	if message := pool.taken(c, w.device()); message != "" {
+		return message, r.remove(ctx, c)
+	}
+	pod := w.Pod.DeepCopy()
+	if s := w.Segments[0]; s.SharePercent == nil && !s.Draining { // it serves as soon as the pod is ready
+		pod.Labels[v1alpha1.ServingLabel(s.Function)] = v1alpha1.Serving
+	}
+	if err := r.Create(ctx, pod); err != nil {
 		return "", fmt.Errorf("create pod: %w", err)
 	}
+	g.moved = true
 	return "the pod is being created", nil
 }
 
@@ -274,6 +306,33 @@ func (r *GPUs) release(ctx context.Context, w workload, pod *corev1.Pod) error {
 		return nil
 	}
 	return client.IgnoreNotFound(r.Patch(ctx, changed, client.MergeFrom(pod)))
+}
+
+// young reports whether a claim or pod is so new that it soon changes.
+func (g *gpu) young(now time.Time) bool {
+	after := now.Add(-statusDelay)
+	for _, c := range g.claims {
+		g.moved = g.moved || c.CreationTimestamp.After(after)
+	}
+	for _, p := range g.pods {
+		g.moved = g.moved || p.CreationTimestamp.After(after)
+	}
+	return g.moved
+}
+
+// urgent reports whether a status has news for programs: which segments serve or have drained, and peers that are gone.
+func urgent(was, is v1alpha1.GPUPlanStatus) bool {
+	if slices.ContainsFunc(was.Segments, func(s v1alpha1.SegmentStatus) bool { return segmentStatus(&is, s.Name) == nil }) {
+		return true
+	}
+	return slices.ContainsFunc(is.Segments, func(s v1alpha1.SegmentStatus) bool {
+		old := segmentStatus(&was, s.Name)
+		if old == nil {
+			old = &v1alpha1.SegmentStatus{}
+		}
+		return s.Ready != old.Ready || s.Drained != old.Drained || s.Address != old.Address && old.Address != "" ||
+			slices.ContainsFunc(old.Peers, func(p v1alpha1.Peer) bool { return !slices.Contains(s.Peers, p) })
+	})
 }
 
 // wait returns when to look again although nothing changed in Kubernetes. 0: not at all.

@@ -2,9 +2,12 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"net/netip"
 	"slices"
+	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -136,4 +139,36 @@ func listeners(ring []member) (plans []string) {
 		}
 	}
 	return plans
+}
+
+// Strip drops what the controllers do not read of an object, because the cache of a large cluster has many.
+func Strip(o any) (any, error) {
+	switch o := o.(type) {
+	case *corev1.Pod:
+		o.ManagedFields, o.Annotations = nil, nil
+		o.Spec = corev1.PodSpec{NodeName: o.Spec.NodeName}
+	case *corev1.Node:
+		o.ManagedFields = nil
+		o.Status.Images = nil
+	case *resourceapi.ResourceSlice:
+		o.ManagedFields = nil
+		for i := range o.Spec.Devices {
+			d := &o.Spec.Devices[i]
+			d.Capacity = nil
+			d.ConsumesCounters = same(d.ConsumesCounters)
+		}
+	}
+	return o, nil
+}
+
+// consumptions has the counters that devices consume, by their JSON. Those of GPU 0 are the same on each node.
+var consumptions sync.Map
+
+func same(c []resourceapi.DeviceCounterConsumption) []resourceapi.DeviceCounterConsumption {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return c
+	}
+	known, _ := consumptions.LoadOrStore(string(text), c)
+	return known.([]resourceapi.DeviceCounterConsumption)
 }

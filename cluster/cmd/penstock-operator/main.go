@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -99,7 +100,11 @@ func run() error {
 		PprofBindAddress:              *profiles,
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject:         map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: operator.OurPods}},
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Pod{}:                {Label: operator.OurPods, Transform: operator.Strip},
+				&corev1.Node{}:               {Transform: operator.Strip},
+				&resourceapi.ResourceSlice{}: {Transform: operator.Strip},
+			},
 		},
 	})
 	if err != nil {
