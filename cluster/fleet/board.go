@@ -16,8 +16,8 @@ type board struct {
 	used []*GPU
 	// running are the segments on used GPUs that planner/change may keep.
 	running []running
-	// first are segments on good GPUs that must go before anything is created. They drain, do not answer, or are not of the
-	// plan's making.
+	// first are segments on good GPUs that must go before anything is created. They drain, do not answer, overlap another one, or
+	// are not of the plan's making.
 	first []running
 	// last are segments on leaving and lost GPUs.
 	last []running
@@ -61,6 +61,7 @@ func newBoard(n *planner) *board {
 		if g == nil {
 			continue
 		}
+		covered := map[int]bool{}
 		for _, s := range p.Spec.Segments {
 			r := running{Segment: s, gpu: g, ref: referTo(p)}
 			_, wanted := n.byName[r.function()]
@@ -70,7 +71,7 @@ func newBoard(n *planner) *board {
 			case g.Health == Unknown:
 				b.fixed[r.function()] += s.Throughput.AsApproximateFloat64()
 				b.fixedGPCs[s.Namespace] += sevenths(g.Table, int(s.GPCs))
-			case s.Draining || n.Dead[s.Name] || g.device(int(s.GPCs), int(s.Slot)) != s.Device || s.Model != models[r.function()]:
+			case s.Draining || n.Dead[s.Name] || g.device(int(s.GPCs), int(s.Slot)) != s.Device || s.Model != models[r.function()] || overlaps(&r, covered):
 				b.first = append(b.first, r)
 			default:
 				if last := len(b.used) - 1; last < 0 || b.used[last] != g {
@@ -82,6 +83,25 @@ func newBoard(n *planner) *board {
 	}
 	b.serve(n)
 	return b
+}
+
+// overlaps reports whether a segment covers slots that another one has, and else takes note of its slots. A change that was given
+// up while its steps were written leaves such a segment if the next plan did not see them. The older one has the device.
+func overlaps(r *running, covered map[int]bool) bool {
+	size, ok := r.gpu.Table.Size(int(r.GPCs))
+	if !ok || r.gpu.Table.Percent {
+		return false
+	}
+	from, to := int(r.Slot), int(r.Slot)+size.Slots
+	for slot := from; slot < to; slot++ {
+		if covered[slot] {
+			return true
+		}
+	}
+	for slot := from; slot < to; slot++ {
+		covered[slot] = true
+	}
+	return false
 }
 
 // models returns the model that each function runs. While a change is from one model to another, it is the wanted one.
