@@ -61,7 +61,7 @@ func newBoard(n *planner) *board {
 		if g == nil {
 			continue
 		}
-		covered := map[int]bool{}
+		kept := len(b.running)
 		for _, s := range p.Spec.Segments {
 			r := running{Segment: s, gpu: g, ref: referTo(p)}
 			_, wanted := n.byName[r.function()]
@@ -71,7 +71,8 @@ func newBoard(n *planner) *board {
 			case g.Health == Unknown:
 				b.fixed[r.function()] += s.Throughput.AsApproximateFloat64()
 				b.fixedGPCs[s.Namespace] += sevenths(g.Table, int(s.GPCs))
-			case s.Draining || n.Dead[s.Name] || g.device(int(s.GPCs), int(s.Slot)) != s.Device || s.Model != models[r.function()] || overlaps(&r, covered):
+			case s.Draining || n.Dead[s.Name] || g.device(int(s.GPCs), int(s.Slot)) != s.Device || s.Model != models[r.function()] ||
+				slices.ContainsFunc(b.running[kept:], func(old running) bool { return Overlap(&g.Table, &old.Segment, &s) }):
 				b.first = append(b.first, r)
 			default:
 				if last := len(b.used) - 1; last < 0 || b.used[last] != g {
@@ -85,23 +86,11 @@ func newBoard(n *planner) *board {
 	return b
 }
 
-// overlaps reports whether a segment covers slots that another one has, and else takes note of its slots. A change that was given
-// up while its steps were written leaves such a segment if the next plan did not see them. The older one has the device.
-func overlaps(r *running, covered map[int]bool) bool {
-	size, ok := r.gpu.Table.Size(int(r.GPCs))
-	if !ok || r.gpu.Table.Percent {
-		return false
-	}
-	from, to := int(r.Slot), int(r.Slot)+size.Slots
-	for slot := from; slot < to; slot++ {
-		if covered[slot] {
-			return true
-		}
-	}
-	for slot := from; slot < to; slot++ {
-		covered[slot] = true
-	}
-	return false
+// Overlap reports whether two segments of a GPU cover the same slots. Those of a GPU without MIG share it.
+func Overlap(table *plan.GPU, a, b *v1alpha1.Segment) bool {
+	of, ok := table.Size(int(a.GPCs))
+	with, known := table.Size(int(b.GPCs))
+	return ok && known && !table.Percent && int(a.Slot) < int(b.Slot)+with.Slots && int(b.Slot) < int(a.Slot)+of.Slots
 }
 
 // models returns the model that each function runs. While a change is from one model to another, it is the wanted one.

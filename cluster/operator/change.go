@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/penstock/penstock/cluster/api/v1alpha1"
+	"github.com/penstock/penstock/cluster/fleet"
+	"github.com/penstock/penstock/plan"
 )
 
 const (
@@ -320,6 +322,9 @@ func (p *progress) create(step v1alpha1.Step) (waits string) {
 		return "the old plan of the GPU is being deleted"
 	}
 	if segmentOf(plan, step.Segment.Name) == nil {
+		if other := inTheWay(plan, &step.Segment); other != "" {
+			return "segment " + other + " has its place"
+		}
 		plan.Spec.Segments = append(plan.Spec.Segments, step.Segment)
 		return p.edit(plan)
 	}
@@ -365,6 +370,18 @@ func (p *progress) edit(plan *v1alpha1.GPUPlan) string {
 		p.edited = append(p.edited, plan.Name)
 	}
 	return "the plan is being written"
+}
+
+// inTheWay returns the segment whose place another one would take, or nothing. The planner chooses free places, but it may know
+// an older version of the plan.
+func inTheWay(p *v1alpha1.GPUPlan, s *v1alpha1.Segment) string {
+	table, err := plan.Lookup(p.Spec.Table)
+	for i := range p.Spec.Segments {
+		if old := &p.Spec.Segments[i]; err == nil && fleet.Overlap(&table, old, s) {
+			return old.Name
+		}
+	}
+	return ""
 }
 
 func notReady(plan *v1alpha1.GPUPlan, segment string) string {

@@ -363,10 +363,11 @@ func TestShared(t *testing.T) {
 	whole.Spec.Devices = []resourceapi.Device{{Name: "gpu-0"}, {Name: "gpu-1"}}
 	w.add(whole)
 	w.agents.behaviour["g-1"] = "never" // it does not serve yet
-	for i, name := range []string{"f-1", "g-1"} {
-		w.add(testChange(int64(i+1), testStep(v1alpha1.Create, "n3-0", shared(name, "a", "gpu-0"))))
+	for i, c := range []struct{ plan, name, namespace, device string }{{"n3-0", "f-1", "a", "gpu-0"}, {"n3-0", "g-1", "a", "gpu-0"}, {"n3-1", "f-2", "b", "gpu-1"}} {
+		step := testStep(v1alpha1.Create, c.plan, shared(c.name, c.namespace, c.device))
+		step.Place.Table = "v100"
+		w.add(testChange(int64(i+1), step))
 	}
-	w.add(testChange(3, testStep(v1alpha1.Create, "n3-1", shared("f-2", "b", "gpu-1"))))
 	for range 20 {
 		w.round()
 	}

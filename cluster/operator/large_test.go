@@ -45,6 +45,25 @@ func TestChangesAtOnce(t *testing.T) {
 	}
 }
 
+// TestTakenPlace has a change whose plan did not see a segment. It waits for that one, and is undone if it stays.
+func TestTakenPlace(t *testing.T) {
+	w := onePod(t)
+	w.add(testChange(2, testStep(v1alpha1.Create, "n1-0", testSegment("f-2", "gpu-0-mig-4-0"))))
+	for range 20 {
+		w.round()
+	}
+	if c := w.change(2); c.Phase != v1alpha1.Running || !strings.Contains(c.Message, "segment f-1 has its place") {
+		t.Errorf("the change is %+v, want one that waits for f-1", c)
+	}
+	for began := w.now; !w.change(2).Phase.Finished() && w.now.Sub(began) < 3*stepLimit; {
+		w.round()
+	}
+	if got := len(get(w, "n1-0", &v1alpha1.GPUPlan{}).Spec.Segments); w.change(2).Phase != v1alpha1.Failed || got != 1 {
+		t.Errorf("the change is %+v, and the GPU has %d segments, want f-1", w.change(2), got)
+	}
+	w.wantServing("a/f-1")
+}
+
 // TestStartWrites counts what the operator writes for a segment of a GPU that starts.
 func TestStartWrites(t *testing.T) {
 	w := onePod(t)

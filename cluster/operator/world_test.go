@@ -451,14 +451,16 @@ func testWorld(t testing.TB, more ...client.Object) *world {
 
 func testSegment(name, device string) v1alpha1.Segment {
 	function, _, _ := strings.Cut(name, "-")
+	gpu, gpcs, slot := 0, int32(1), int32(0)
+	fmt.Sscanf(device, "gpu-%d-mig-%d-%d", &gpu, &gpcs, &slot) // else it is a whole GPU
 	return v1alpha1.Segment{
-		Name: name, Namespace: "a", Function: function, Model: "m", Port: 5001, Device: device, GPCs: 1,
+		Name: name, Namespace: "a", Function: function, Model: "m", Port: 5001, Device: device, GPCs: gpcs, Slot: slot,
 		Processes: 1, Batch: 4, Throughput: v1alpha1.Rate(100),
 	}
 }
 
 func place(node string, gpu int) v1alpha1.Place {
-	return v1alpha1.Place{Node: node, Pool: node, GPU: fmt.Sprintf("GPU-%s-%d", node, gpu), Table: "a100"}
+	return v1alpha1.Place{Node: node, Pool: node, GPU: fmt.Sprintf("GPU-%s-%d", node, gpu), Table: "a100-80"}
 }
 
 // testStep is a step such as "create", "n1-0", a segment.
