@@ -51,7 +51,7 @@ func servePods(ctx context.Context, config *rest.Config) (*pods, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Only in namespaces of its own has this program the addresses of pods.
+	// The addresses of pods exist only in namespaces of this program.
 	if try, err := net.Listen("tcp", "10.64.0.1:0"); err != nil {
 		l.Close()
 		return nil, fmt.Errorf("answer for the agents of pods, %w without root: %w", kubetest.ErrUnsupported, err)

@@ -59,7 +59,7 @@ type planner struct {
 	// wanted are the services to plan for, without what is fixed.
 	wanted map[string]plan.Service
 	offers *offers
-	// short are services whose rates were lowered so that others do not move, as they were wanted.
+	// short has services whose rates were lowered so that others do not move. It keeps their full rates.
 	short []plan.Service
 	// fits are the rates of short services that run with more. A plan of all services has no room for more.
 	fits map[string]float64

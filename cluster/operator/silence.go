@@ -76,7 +76,7 @@ func (s *Silence) Silent() sets.Set[string] {
 	return s.silent
 }
 
-// Heard returns the names of the nodes that answered lately, or have not been asked for long enough.
+// Heard returns the names of the nodes that answered in the last two seconds, or are new.
 func (s *Silence) Heard() sets.Set[string] {
 	s.mu.Lock()
 	defer s.mu.Unlock()

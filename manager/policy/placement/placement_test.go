@@ -120,8 +120,7 @@ type simulated struct {
 	seen  map[string]float64
 }
 
-// look returns what the policy sees. Of the requests that clients want to send, a saturated device takes as many as it can
-// answer.
+// look returns what the policy sees. Requests that a saturated device cannot answer do not arrive.
 func (n *node) look() (devices []Device, functions []Function) {
 	wanted, needs := map[string]float64{}, map[string]float64{}
 	each := make([]float64, len(n.functions)) // wanted of each instance
