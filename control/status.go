@@ -157,7 +157,7 @@ type FunctionStatus struct {
 	// them while work waited.
 	Swaps    uint64     `json:"swaps"`
 	SwapIdle IdleMicros `json:"swap_idle_us"`
-	// Offered is FunctionRate.Offered.
+	// Offered counts the requests that have arrived, as FunctionRate.Offered does.
 	Offered uint64 `json:"offered"`
 	// Accepted counts requests that arrived complete and were admitted. Replied counts those
 	// that were answered, with any status, and Failed those with a failure as the answer. Lost

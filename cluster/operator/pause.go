@@ -2,13 +2,12 @@ package operator
 
 import "time"
 
-// pause keeps a controller that looks at the whole cluster from doing so again and again while much happens. It may use a fifth
-// of a CPU.
+// pause limits a controller that reads the whole cluster to a fifth of a CPU while many objects change.
 type pause struct{ until time.Time }
 
 const (
 	pausePart = 4 // times as long as the last reconcile took
-	// maxPause is less than a silent node, or a function that grows, may notice.
+	// maxPause bounds how late a change of the cluster is noticed.
 	maxPause = 2 * time.Second
 )
 

@@ -110,7 +110,8 @@ func (r *Planning) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 
 	known, failed := r.profiles(ctx, &c)
 	objects := fleet.Objects{Fleets: pointers(c.fleets.Items), Nodes: pointers(c.nodes.Items), Slices: pointers(c.slices.Items),
-		Claims: pointers(c.claims.Items), Taints: pointers(c.taints.Items), Plans: pointers(c.plans.Items), Cut: c.cut, Heard: r.Silence.Heard(), Silent: r.silentPlans(c.plans.Items), Read: &r.slices}
+		Claims: pointers(c.claims.Items), Taints: pointers(c.taints.Items), Plans: pointers(c.plans.Items), Cut: c.cut, Heard: r.Silence.Heard(),
+		Silent: r.silentPlans(c.plans.Items), Read: &r.slices}
 	for i := range c.fleets.Items {
 		if f := &c.fleets.Items[i]; f.DeletionTimestamp == nil {
 			failed = append(failed, r.plan(ctx, f, &c, &objects, known))
@@ -374,7 +375,8 @@ func (r *Planning) overtake(ctx context.Context, changes []*v1alpha1.PlanChange,
 	return nil
 }
 
-// write makes PlanChanges of steps. If it does not write all of them, the last one says so (More). Their names follow from their numbers, so that two operators cannot both write one.
+// write makes PlanChanges of steps. If it does not write all of them, the last one says so (More). Their names follow from
+// their numbers, so that two operators cannot both write one.
 func (r *Planning) write(ctx context.Context, f *v1alpha1.Fleet, steps []v1alpha1.Step, number int64) error {
 	fleet.Name(steps, f.Name, r.Now())
 	left := len(steps)
