@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -17,6 +16,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/penstock/penstock/internal/procstat"
 )
 
 // result is what the bench has measured.
@@ -115,25 +116,18 @@ type use struct {
 	took time.Duration
 }
 
-// tick is the unit of times in /proc, which Linux has fixed for programs.
-const tick = 10 * time.Millisecond
-
 func readUsage(programs map[string]int) (u usage, err error) {
 	u = usage{at: time.Now(), programs: map[string]programUse{}}
 	for name, pid := range programs {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		stat, err := procstat.Read(pid)
 		if err != nil {
 			return u, fmt.Errorf("%s has ended: %w", name, err)
 		}
-		// The name of the program is in parentheses.
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		user, err1 := strconv.Atoi(fields[11])
-		system, err2 := strconv.Atoi(fields[12])
-		peak, err3 := peakMemory(pid)
-		if err := errors.Join(err1, err2, err3); err != nil {
+		peak, err := peakMemory(pid)
+		if err != nil {
 			return u, err
 		}
-		u.programs[name] = programUse{time.Duration(user+system) * tick, peak}
+		u.programs[name] = programUse{stat.CPUTime(), peak}
 	}
 
 	stat, err := os.ReadFile("/proc/stat")
@@ -146,7 +140,7 @@ func readUsage(programs map[string]int) (u usage, err error) {
 		case fields[0] == "cpu":
 			for i, text := range fields[1:9] { // user nice system idle iowait irq softirq steal
 				if n, err := strconv.Atoi(text); err == nil && i != 3 && i != 4 {
-					u.busy += time.Duration(n) * tick
+					u.busy += time.Duration(n) * procstat.Tick
 				}
 			}
 		case strings.HasPrefix(fields[0], "cpu"):

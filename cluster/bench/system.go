@@ -259,14 +259,14 @@ func (b *bench) serving(ctx context.Context) error {
 	return nil
 }
 
-// check fails if a device is allocated twice, or if there are more claims than segments.
-func (s *bench) check(ctx context.Context) error {
+// checkClaims fails if a device is allocated twice, or if there are more claims than segments.
+func (b *bench) checkClaims(ctx context.Context) error {
 	var claims resourceapi.ResourceClaimList
-	if err := s.api.List(ctx, &claims); err != nil {
+	if err := b.api.List(ctx, &claims); err != nil {
 		return err
 	}
-	if len(claims.Items) != s.segments {
-		return fmt.Errorf("there are %d claims for %d segments", len(claims.Items), s.segments)
+	if len(claims.Items) != b.segments {
+		return fmt.Errorf("there are %d claims for %d segments", len(claims.Items), b.segments)
 	}
 	owner := map[string]string{}
 	for _, c := range claims.Items {
