@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/prometheus/common/model"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/penstock/penstock/control/cputime"
 	"github.com/penstock/penstock/internal/procstat"
 )
 
@@ -117,7 +119,7 @@ type use struct {
 }
 
 func readUsage(programs map[string]int) (u usage, err error) {
-	u = usage{at: time.Now(), programs: map[string]programUse{}}
+	u = usage{at: time.Now(), cpus: runtime.NumCPU(), programs: map[string]programUse{}}
 	for name, pid := range programs {
 		stat, err := procstat.Read(pid)
 		if err != nil {
@@ -130,22 +132,8 @@ func readUsage(programs map[string]int) (u usage, err error) {
 		u.programs[name] = programUse{stat.CPUTime(), peak}
 	}
 
-	stat, err := os.ReadFile("/proc/stat")
-	if err != nil {
+	if _, u.busy, err = cputime.Machine(); err != nil {
 		return u, err
-	}
-	for line := range strings.Lines(string(stat)) {
-		fields := strings.Fields(line)
-		switch {
-		case fields[0] == "cpu":
-			for i, text := range fields[1:9] { // user nice system idle iowait irq softirq steal
-				if n, err := strconv.Atoi(text); err == nil && i != 3 && i != 4 {
-					u.busy += time.Duration(n) * procstat.Tick
-				}
-			}
-		case strings.HasPrefix(fields[0], "cpu"):
-			u.cpus++
-		}
 	}
 	load, err := os.ReadFile("/proc/loadavg")
 	u.load = strings.Join(strings.Fields(string(load))[:3], " ")

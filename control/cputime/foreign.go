@@ -32,15 +32,10 @@ func NewForeign() (*Foreign, error) {
 
 // Part returns the part of all CPUs' time since the last call that other programs used.
 func (f *Foreign) Part() (float64, error) {
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, fmt.Errorf("read CPU times: %w", err)
-	}
-	total, busy, err := cpuTimes(string(text))
+	total, busy, err := Machine()
 	if err != nil {
 		return 0, err
 	}
-
 	own := treeTime(f.root)
 	was := *f
 	f.total, f.busy, f.own = total, busy, own
@@ -48,6 +43,15 @@ func (f *Foreign) Part() (float64, error) {
 		return 0, nil
 	}
 	return max(0, float64((busy-was.busy)-(own-was.own))/float64(total-was.total)), nil
+}
+
+// Machine returns the time of all CPUs since boot, and the part of it in which they were busy.
+func Machine() (total, busy time.Duration, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, fmt.Errorf("read CPU times: %w", err)
+	}
+	return cpuTimes(string(text))
 }
 
 // cpuTimes reads the first line of /proc/stat (proc_stat(5)). Its last two fields are already included
